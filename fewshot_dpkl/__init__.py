@@ -1,0 +1,1 @@
+"""Few-shot heads on frozen features: DPKL and its rivals."""

@@ -1,0 +1,88 @@
+"""Kernels between points and between probabilistic embeddings (section 3.1 of the paper).
+
+A *probabilistic embedding* of a point is the bag of its m latent vectors, one from each particle of
+the network; tensors put the particles before the points: `[..., m, n, d]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Squared Euclidean distances between the rows of `a` `[..., n, d]` and `b` `[..., k, d]`: `[..., n, k]`."""
+    a_norms = a.square().sum(-1).unsqueeze(-1)  # ... n 1
+    b_norms = b.square().sum(-1).unsqueeze(-2)  # ... 1 k
+    return (a_norms + b_norms - 2 * a @ b.transpose(-1, -2)).clamp_min(0)
+
+
+def squared_exponential(a: Tensor, b: Tensor, lengthscale: float | Tensor = 1.0) -> Tensor:
+    """k(z, z') = exp(-|z - z'|² / (2 ℓ²)) between the rows of `a` `[..., n, d]` and `b` `[..., k, d]`."""
+    return torch.exp(squared_distances(a, b) / (-2 * lengthscale**2))
+
+
+def random_frequencies(
+    dimension: int,
+    number: int,
+    *,
+    orthogonal: bool = False,
+    lengthscale: float = 1.0,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Frequencies V `[R, d]` of the squared-exponential kernel: every row is N(0, I / ℓ²).
+
+    Plain rows are independent (Rahimi & Recht, 2007). Orthogonal rows (Yu et al., 2016) come in blocks
+    S·Q / ℓ, with Q a random orthogonal matrix and S a diagonal of independent chi(d) lengths: the same
+    distribution of each row, so the kernel estimate stays unbiased, but rows of a block do not repeat
+    each other's direction, which lowers its variance.
+    """
+
+    def gaussian() -> Tensor:
+        return torch.randn(dimension, dimension, generator=generator, dtype=dtype)
+
+    if not orthogonal:
+        return torch.randn(number, dimension, generator=generator, dtype=dtype) / lengthscale
+    blocks = []
+    for _ in range(-(-number // dimension)):
+        q, r = torch.linalg.qr(gaussian())
+        q = q * r.diagonal().sign()  # uniform over the orthogonal group, not only over QR's signs
+        lengths = gaussian().norm(dim=-1, keepdim=True)  # chi(d)
+        blocks.append(lengths * q)
+    return torch.cat(blocks)[:number] / lengthscale
+
+
+def fourier_features(z: Tensor, frequencies: Tensor) -> Tensor:
+    """f(z) = R^(-1/2) [cos(Vz), sin(Vz)], so that f(z)·f(z') ≈ k(z, z').
+
+    Args:
+        z: `[..., d]` points.
+        frequencies: `[R, d]`, from `random_frequencies`.
+
+    Returns:
+        `[..., 2R]` features of unit length.
+    """
+    phase = z @ frequencies.transpose(-1, -2)  # ... R
+    return torch.cat([phase.cos(), phase.sin()], dim=-1) / frequencies.shape[-2] ** 0.5
+
+
+def mean_embedding(z: Tensor, frequencies: Tensor) -> Tensor:
+    """μ(x) = mean over particles of f(g_w(x)): `[..., m, n, d]` latent points to `[..., n, 2R]`."""
+    return fourier_features(z, frequencies).mean(-3)
+
+
+def mean_embedding_kernel(a: Tensor, b: Tensor, lengthscale: float | Tensor = 1.0) -> Tensor:
+    """The closed form of μ(x)·μ(x'): the mean of k over all pairs of particles (equation 2).
+
+    Args:
+        a: `[..., m, n, d]` latent points of n inputs.
+        b: `[..., m', k, d]` latent points of k inputs.
+
+    Returns:
+        `[..., n, k]`.
+    """
+    m, n, _ = a.shape[-3:]
+    m_other, k, _ = b.shape[-3:]
+    pairs = squared_exponential(a.flatten(-3, -2), b.flatten(-3, -2), lengthscale)  # ... mn m'k
+    return pairs.unflatten(-1, (m_other, k)).unflatten(-3, (m, n)).mean((-4, -2))

@@ -1,0 +1,95 @@
+"""Distributions held as particles, and the two ways to move them.
+
+Functional gradient descent (Algorithm 1 of the paper) looks for the *distribution* of network weights
+with the greatest likelihood; SVGD (Liu & Wang, 2016) for the posterior of the class weights. Both mix
+the particles' gradients with a kernel κ between particles. Every function takes any leading batch
+dimensions; a particle is one row of `[..., m, p]`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.kernels import squared_distances
+
+Bandwidth = Literal["paper", "liu-wang"]
+
+
+def bandwidth(distances: Tensor, rule: Bandwidth = "paper") -> Tensor:
+    """Median heuristic for κ = exp(-|w_i - w_j|² / h).
+
+    `paper` is h = median / log m over the pairs of distinct particles; `liu-wang` is what Liu & Wang's
+    experiments use, h = median / log(m + 1) over all m² entries, the zeros of the diagonal included.
+
+    Args:
+        distances: `[..., m, m]` squared distances, m ≥ 2.
+
+    Returns:
+        `[..., 1, 1]` bandwidths, never zero.
+    """
+    m = distances.shape[-1]
+    if rule == "paper":
+        rows, columns = torch.triu_indices(m, m, offset=1, device=distances.device)
+        entries, divisor = distances[..., rows, columns], math.log(m)
+    elif rule == "liu-wang":
+        entries, divisor = distances.flatten(-2), math.log(m + 1)
+    else:
+        raise ValueError(f"unknown bandwidth rule {rule!r}; use 'paper' or 'liu-wang'")
+    ordered, last = entries.sort(-1).values, entries.shape[-1] - 1
+    median = (ordered[..., last // 2] + ordered[..., (last + 1) // 2]) / 2
+    return (median / divisor).clamp_min(torch.finfo(distances.dtype).tiny ** 0.5)[..., None, None]
+
+
+def particle_distances(particles: Tensor) -> Tensor:
+    """Squared distances between the particles `[..., m, p]`: `[..., m, m]`, exactly zero on the diagonal."""
+    distances = squared_distances(particles, particles)
+    distances.diagonal(dim1=-2, dim2=-1).zero_()
+    return distances
+
+
+def particle_kernel(distances: Tensor, rule: Bandwidth = "paper") -> tuple[Tensor, Tensor]:
+    """κ `[..., m, m]` and its bandwidth h `[..., 1, 1]` from squared distances `[..., m, m]`."""
+    if distances.shape[-1] == 1:  # one particle is only like itself
+        return torch.ones_like(distances), torch.ones_like(distances)
+    h = bandwidth(distances, rule)
+    return torch.exp(-distances / h), h
+
+
+@torch.no_grad()
+def functional_gradient(particles: Tensor, gradients: Tensor, rule: Bandwidth = "paper") -> Tensor:
+    """φ(w_i) = Σ_l κ(w_i, w_l) ∇_{w_l} L (Proposition 1), L one loss of all particles together.
+
+    With one particle this is the plain gradient.
+
+    Args:
+        particles: `[..., m, p]`.
+        gradients: `[..., m, p]`, row l the gradient of L with respect to particle l.
+
+    Returns:
+        `[..., m, p]`, a direction to *descend* along.
+    """
+    kappa, _ = particle_kernel(particle_distances(particles), rule)
+    return kappa @ gradients
+
+
+@torch.no_grad()
+def svgd_direction(particles: Tensor, scores: Tensor, rule: Bandwidth = "paper") -> Tensor:
+    """φ(θ_i) = 1/m Σ_j [κ(θ_j, θ_i) ∇ log p(θ_j) + ∇_{θ_j} κ(θ_j, θ_i)].
+
+    The first term pulls the particles uphill, the second pushes them apart.
+
+    Args:
+        particles: `[..., m, p]`.
+        scores: `[..., m, p]`, row j is ∇ log p(θ_j).
+
+    Returns:
+        `[..., m, p]`, a direction to *ascend* along.
+    """
+    kappa, h = particle_kernel(particle_distances(particles), rule)
+    # ∇_{θ_j} κ(θ_j, θ_i) = 2/h · κ_ij (θ_i - θ_j): away from every neighbour
+    repulsion = (2 / h) * (kappa.sum(-1, keepdim=True) * particles - kappa @ particles)
+    return (kappa @ scores + repulsion) / particles.shape[-2]
