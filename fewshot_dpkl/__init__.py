@@ -1,1 +1,44 @@
-"""Few-shot heads on frozen features: DPKL and its rivals."""
+"""Few-shot learning on frozen features: DPKL (Mallick et al., 2021) and its rivals.
+
+    from fewshot_dpkl import DPKLHead
+    head = DPKLHead().fit(support_features, support_labels)
+    head.predict_proba(query_features)
+"""
+
+from fewshot_dpkl.episodes import EpisodeSampler
+from fewshot_dpkl.evaluation import HeadResult, evaluate, paired_difference
+from fewshot_dpkl.features import FeatureSet
+from fewshot_dpkl.heads import (
+    HEADS,
+    BLRHead,
+    CentroidHead,
+    CosineHead,
+    DBLRHead,
+    DPKLHead,
+    Head,
+    LogisticRegressionHead,
+    NearestNeighborHead,
+    load_head,
+    make_head,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HEADS",
+    "BLRHead",
+    "CentroidHead",
+    "CosineHead",
+    "DBLRHead",
+    "DPKLHead",
+    "EpisodeSampler",
+    "FeatureSet",
+    "Head",
+    "HeadResult",
+    "LogisticRegressionHead",
+    "NearestNeighborHead",
+    "evaluate",
+    "load_head",
+    "make_head",
+    "paired_difference",
+]

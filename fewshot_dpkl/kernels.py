@@ -6,8 +6,11 @@ the network; tensors put the particles before the points: `[..., m, n, d]`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -68,8 +71,32 @@ def fourier_features(z: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def mean_embedding(z: Tensor, frequencies: Tensor) -> Tensor:
-    """μ(x) = mean over particles of f(g_w(x)): `[..., m, n, d]` latent points to `[..., n, 2R]`."""
-    return fourier_features(z, frequencies).mean(-3)
+    """μ(x) = mean over particles of f(g_w(x)): `[..., m, n, d]` latent points to `[..., n, 2R]`.
+
+    The same as `fourier_features(z, frequencies).mean(-3)`, in fewer passes over the `[..., m, n, R]` phases.
+    """
+    scale = z.shape[-3] * frequencies.shape[-2] ** 0.5
+    return _SumOfWaves.apply(z @ frequencies.transpose(-1, -2)) / scale
+
+
+class _SumOfWaves(torch.autograd.Function):
+    """Phases `[..., m, n, R]` to the sums over m of their cosines and sines, `[..., n, 2R]`.
+
+    Keeps the cosines and sines: each is the other's derivative, and autograd would compute them twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, phase: Tensor) -> Tensor:
+        cosine, sine = phase.cos(), phase.sin()
+        ctx.save_for_backward(cosine, sine)
+        return torch.cat([cosine.sum(-3), sine.sum(-3)], dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        cosine, sine = ctx.saved_tensors
+        grad_cosine, grad_sine = grad.unsqueeze(-3).chunk(2, dim=-1)  # ... 1 n R
+        return torch.addcmul(cosine * grad_sine, sine, grad_cosine, value=-1)  # ... m n R
 
 
 def mean_embedding_kernel(a: Tensor, b: Tensor, lengthscale: float | Tensor = 1.0) -> Tensor:
@@ -84,5 +111,7 @@ def mean_embedding_kernel(a: Tensor, b: Tensor, lengthscale: float | Tensor = 1.
     """
     m, n, _ = a.shape[-3:]
     m_other, k, _ = b.shape[-3:]
+    if m == m_other == 1:
+        return squared_exponential(a.squeeze(-3), b.squeeze(-3), lengthscale)
     pairs = squared_exponential(a.flatten(-3, -2), b.flatten(-3, -2), lengthscale)  # ... mn m'k
     return pairs.unflatten(-1, (m_other, k)).unflatten(-3, (m, n)).mean((-4, -2))

@@ -14,8 +14,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewshot_dpkl.kernels import squared_distances
-
 Bandwidth = Literal["paper", "liu-wang"]
 
 
@@ -46,9 +44,11 @@ def bandwidth(distances: Tensor, rule: Bandwidth = "paper") -> Tensor:
 
 def particle_distances(particles: Tensor) -> Tensor:
     """Squared distances between the particles `[..., m, p]`: `[..., m, m]`, exactly zero on the diagonal."""
-    distances = squared_distances(particles, particles)
+    products = particles @ particles.transpose(-1, -2)
+    norms = products.diagonal(dim1=-2, dim2=-1)
+    distances = norms[..., :, None] + norms[..., None, :] - 2 * products
     distances.diagonal(dim1=-2, dim2=-1).zero_()
-    return distances
+    return distances.clamp_min_(0)
 
 
 def particle_kernel(distances: Tensor, rule: Bandwidth = "paper") -> tuple[Tensor, Tensor]:

@@ -1,0 +1,50 @@
+"""The heads, by name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fewshot_dpkl.heads.base import Head, make, read_head
+from fewshot_dpkl.heads.bayesian import BLRHead, DBLRHead, DPKLHead
+from fewshot_dpkl.heads.cosine import CosineHead
+from fewshot_dpkl.heads.logistic import LogisticRegressionHead
+from fewshot_dpkl.heads.similarity import CentroidHead, NearestNeighborHead
+
+HEADS: dict[str, type[Head]] = {
+    head.name: head
+    for head in (
+        NearestNeighborHead,
+        CentroidHead,
+        CosineHead,
+        LogisticRegressionHead,
+        BLRHead,
+        DBLRHead,
+        DPKLHead,
+    )
+}
+
+
+def make_head(name: str, **parameters: Any) -> Head:
+    """A new head by its name: `make_head("dpkl", kernel="exact")`."""
+    return make(name, HEADS, parameters)
+
+
+def load_head(path: str | os.PathLike[str]) -> Head:
+    """Read a fitted head written by `head.save(path)`."""
+    return read_head(path, HEADS)
+
+
+__all__ = [
+    "HEADS",
+    "BLRHead",
+    "CentroidHead",
+    "CosineHead",
+    "DBLRHead",
+    "DPKLHead",
+    "Head",
+    "LogisticRegressionHead",
+    "NearestNeighborHead",
+    "load_head",
+    "make_head",
+]

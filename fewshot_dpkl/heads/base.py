@@ -1,0 +1,166 @@
+"""What every head is: a classifier of a batch of episodes, seen one at a time by scikit-learn."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from fewshot_dpkl.files import atomic_path
+
+FORMAT_VERSION = 1
+
+State = dict[str, Tensor]
+"""What a head has learnt, each tensor with the episodes first: `[E, ...]`."""
+
+
+class Head(ClassifierMixin, BaseEstimator):
+    """A few-shot classifier on frozen features.
+
+    A head is written once, for a batch of E episodes, as two functions: `fit_episodes` and
+    `log_proba_episodes`. `fit`, `predict` and `predict_proba` are their view for E = 1.
+    """
+
+    name: str  # on the command line, in results and in saved files
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        """Learn from E support sets at once.
+
+        Args:
+            support: `[E, n, D]` float features.
+            labels: `[E, n]` class numbers 0..C-1, every class present in every episode.
+            seeds: E integers; all randomness of an episode follows from its own seed, so the result
+                does not depend on which episodes are learnt together (up to float rounding).
+        """
+        raise NotImplementedError
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        """Log-probabilities `[E, q, C]` of the queries `[E, q, D]`, each row on its own."""
+        raise NotImplementedError
+
+    # scikit-learn's view: one episode
+
+    def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Head:
+        """Learn from one support set: `X` `[n, D]`, `y` `[n]` labels of any type."""
+        features, y_array = validate_data(self, _to_numpy(X), _to_numpy(y), dtype=np.float32)
+        check_classification_targets(y_array)
+        self.classes_, first, codes = np.unique(y_array, return_index=True, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"the support set has one class only ({self.classes_[0]!r}); a classifier needs at least two"
+            )
+        # Classes are numbered inside by first appearance, so that renaming them renames the predictions.
+        self._order = np.argsort(np.argsort(first))  # inside number of each sorted class
+        support = torch.as_tensor(features, device=_device_of(X))[None]
+        labels = torch.as_tensor(self._order[codes.ravel()], device=support.device)[None]
+        self.state_ = self.fit_episodes(support, labels, [self._seed()])
+        return self
+
+    def predict_log_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
+        """Log-probabilities `[q, C]`, columns in the order of `classes_`."""
+        check_is_fitted(self, "state_")
+        features = validate_data(self, _to_numpy(X), dtype=np.float32, reset=False)
+        device = next(iter(self.state_.values())).device
+        with torch.no_grad():
+            inside = self.log_proba_episodes(self.state_, torch.as_tensor(features, device=device)[None])[0]
+        return inside.double().log_softmax(-1).cpu().numpy()[:, self._order]
+
+    def predict_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
+        """Probabilities `[q, C]`, positive and summing to one, columns in the order of `classes_`."""
+        tiny = np.finfo(np.float64).tiny
+        probabilities = np.exp(self.predict_log_proba(X)).clip(tiny)
+        return probabilities / probabilities.sum(1, keepdims=True)
+
+    def predict(self, X: ArrayLike | Tensor) -> np.ndarray:
+        """The most probable class of each row of `X` `[q, D]`: `[q]`."""
+        best = self.predict_log_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def _seed(self) -> int:
+        random_state = getattr(self, "random_state", 0)
+        if isinstance(random_state, (int, np.integer)):
+            return int(random_state)
+        return int(check_random_state(random_state).randint(2**31 - 1))
+
+    # one file, no pickle
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted head to one safetensors file; `load_head` reads it back."""
+        check_is_fitted(self, "state_")
+        description = {
+            "version": FORMAT_VERSION,
+            "head": self.name,
+            "parameters": {key: value for key, value in self.get_params().items() if key != "random_state"},
+            "classes": self.classes_.tolist(),
+            "classes_dtype": self.classes_.dtype.str if self.classes_.dtype != object else "O",
+            "order": self._order.tolist(),
+            "n_features": self.n_features_in_,
+        }
+        tensors = {key: value.detach().cpu().contiguous() for key, value in self.state_.items()}
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary, metadata={"fewshot_dpkl": json.dumps(description)})
+
+
+def read_head(path: str | os.PathLike[str], heads: dict[str, type[Head]]) -> Head:
+    """The head that `Head.save` wrote to `path`; `heads` maps names to classes."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no saved head at {path}; write one with head.save(path)")
+    try:
+        with safe_open(path, framework="pt") as file:
+            description = json.loads((file.metadata() or {})["fewshot_dpkl"])
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, KeyError, json.JSONDecodeError):
+        raise ValueError(f"{path} is not a saved head; write one with head.save(path)") from None
+    if description.get("version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has head format {description.get('version')}, this version of fewshot-dpkl reads "
+            f"format {FORMAT_VERSION}; fit and save the head again"
+        )
+    head = make(description["head"], heads, description["parameters"])
+    head.classes_ = np.array(description["classes"], dtype=description["classes_dtype"])
+    head._order = np.array(description["order"])
+    head.n_features_in_ = description["n_features"]
+    head.state_ = state
+    return head
+
+
+def make(name: str, heads: dict[str, type[Head]], parameters: dict[str, Any]) -> Head:
+    """A new head by name, with a sentence for unknown names and parameters."""
+    if name not in heads:
+        raise ValueError(f"there is no head {name!r}; choose from {', '.join(heads)}")
+    known = inspect.signature(heads[name]).parameters
+    for parameter in parameters:
+        if parameter not in known:
+            raise ValueError(f"head {name!r} has no parameter {parameter!r}; it takes {', '.join(known) or 'none'}")
+    return heads[name](**parameters)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of `x` `[..., d]` scaled to length one (rows of zeros stay zero)."""
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def one_hot(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[E, n]` class numbers to `[E, n, C]`."""
+    return torch.nn.functional.one_hot(labels).to(dtype)
+
+
+def _to_numpy(x: ArrayLike | Tensor) -> Any:
+    return x.detach().cpu().numpy() if isinstance(x, Tensor) else x
+
+
+def _device_of(x: ArrayLike | Tensor) -> torch.device:
+    return x.device if isinstance(x, Tensor) else torch.device("cpu")

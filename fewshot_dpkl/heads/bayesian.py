@@ -1,0 +1,198 @@
+"""The paper's classifiers: BLR, DBLR and DPKL (section 3.3, appendix C.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.heads.base import Head, State, unit
+from fewshot_dpkl.heads.draws import Draws
+from fewshot_dpkl.heads.particle import (
+    DotProduct,
+    ExactKernel,
+    FourierKernel,
+    Particles,
+    Similarity,
+    class_log_probabilities,
+    embed,
+    predictive,
+    train,
+)
+from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.kernels import random_frequencies
+from fewshot_dpkl.particles import Bandwidth, particle_distances
+
+
+class BLRHead(Head):
+    """Bayesian logistic regression by SVGD on unit features (equation 14).
+
+    Args:
+        particles: number of class-weight particles.
+        epochs, batch_size, learning_rate: of Adam.
+        prior: the log prior of the class weights is -prior·|θ|².
+        bandwidth: rule for κ between particles, `paper` or `liu-wang`.
+        random_state: seed of initial weights and minibatches.
+    """
+
+    name = "blr"
+
+    def __init__(
+        self,
+        particles: int = 10,
+        epochs: int = 100,
+        batch_size: int = 5,
+        learning_rate: float = 1e-3,
+        prior: float = 1e-3,
+        bandwidth: Bandwidth = "paper",
+        random_state: int | None = 0,
+    ) -> None:
+        self.particles = particles
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.prior = prior
+        self.bandwidth = bandwidth
+        self.random_state = random_state
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        draws = [Draws(seed) for seed in seeds]
+        shape = (self.particles, int(labels.max()) + 1, support.shape[-1])
+        theta = torch.stack([draw.normal(*shape) for draw in draws]).to(support)
+        orders = torch.stack([draw.orders(self.epochs, support.shape[1]) for draw in draws]).to(labels.device)
+        theta = theta / support.shape[-1] ** 0.5
+        trained = train(
+            unit(support), labels, Particles(None, theta), DotProduct(), orders,
+            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
+        )  # fmt: skip
+        return {"class_weights": trained.theta}
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        return predictive(class_log_probabilities(unit(query)[:, None], state["class_weights"], DotProduct()))
+
+
+class DPKLHead(Head):
+    """Deep probabilistic kernel learning: Bayesian logistic regression on probabilistic embeddings.
+
+    m particles of a layer D → `latent` (ReLU, output scaled to length one) embed a point as a bag of m
+    latent vectors; P particles of unit class weights are compared with the bag by E_w k(g_w(x), θ_c).
+    Layers move by functional gradient descent, class weights by SVGD. The output of the layer does not
+    change with the length of a feature vector, so features need no scaling.
+
+    Args:
+        kernel: `rff` for random Fourier features, `exact` for the closed form.
+        frequencies: R, the number of random frequencies (orthogonal); drawn once from `frequency_seed`,
+            they are part of the kernel and shared by all episodes.
+        lengthscale: ℓ of the squared-exponential kernel.
+        embeddings: m, the particles of the layer.
+        latent: d, the width of the layer.
+        particles, epochs, batch_size, learning_rate, prior, bandwidth, random_state: as in `BLRHead`.
+    """
+
+    name = "dpkl"
+
+    def __init__(
+        self,
+        kernel: Literal["rff", "exact"] = "rff",
+        frequencies: int = 256,
+        lengthscale: float = 1.0,
+        embeddings: int = 10,
+        latent: int = 128,
+        particles: int = 10,
+        epochs: int = 100,
+        batch_size: int = 5,
+        learning_rate: float = 1e-3,
+        prior: float = 1e-3,
+        bandwidth: Bandwidth = "paper",
+        frequency_seed: int = 0,
+        random_state: int | None = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.frequencies = frequencies
+        self.lengthscale = lengthscale
+        self.embeddings = embeddings
+        self.latent = latent
+        self.particles = particles
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.prior = prior
+        self.bandwidth = bandwidth
+        self.frequency_seed = frequency_seed
+        self.random_state = random_state
+
+    def _similarity(self, like: Tensor) -> Similarity:
+        if self.kernel == "exact":
+            return ExactKernel(self.lengthscale)
+        if self.kernel != "rff":
+            raise ValueError(f"unknown kernel {self.kernel!r}; use 'rff' or 'exact'")
+        generator = torch.Generator().manual_seed(self.frequency_seed)
+        frequencies = random_frequencies(
+            self.latent, self.frequencies, orthogonal=True, lengthscale=self.lengthscale, generator=generator
+        )
+        return FourierKernel(frequencies.to(like))
+
+    @torch.no_grad()
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        n, features = support.shape[1:]
+        classes = int(labels.max()) + 1
+        draws = [Draws(seed) for seed in seeds]
+        weights = torch.empty(len(draws), self.embeddings, features, self.latent)
+        for draw, of_episode in zip(draws, weights, strict=True):
+            draw.fill_normal(of_episode, (2 / (features + self.latent)) ** 0.5)  # Glorot
+        weights = weights.to(support)
+        theta = torch.stack([draw.normal(self.particles, classes, self.latent) for draw in draws]).to(support)
+        theta *= self.latent**-0.5
+        orders = torch.stack([draw.orders(self.epochs, n) for draw in draws]).to(labels.device)
+
+        span = support_span(unit(support))
+        inside = span.from_features(weights)  # E m r d
+        outside = particle_distances(weights.flatten(2)) - particle_distances(inside.flatten(2))
+        trained = train(
+            span.coordinates, labels, Particles(inside, theta), self._similarity(support), orders,
+            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
+            outside=outside,
+        )  # fmt: skip
+        assert trained.weights is not None
+        weights += span.to_features(trained.weights - inside)
+        return {"weights": weights, "class_weights": trained.theta}
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        z = embed(unit(query), state["weights"])
+        return predictive(class_log_probabilities(z, state["class_weights"], self._similarity(query)))
+
+
+class DBLRHead(DPKLHead):
+    """Bayesian logistic regression on one deterministic layer: DPKL with a single particle.
+
+    With one embedding and the exact kernel at ℓ = 1, log k(z, θ_c) is the cosine up to a constant, κ is 1
+    and the functional gradient is the plain one.
+    """
+
+    name = "dblr"
+
+    def __init__(
+        self,
+        latent: int = 128,
+        particles: int = 10,
+        epochs: int = 100,
+        batch_size: int = 5,
+        learning_rate: float = 1e-3,
+        prior: float = 1e-3,
+        bandwidth: Bandwidth = "paper",
+        random_state: int | None = 0,
+    ) -> None:
+        super().__init__(
+            kernel="exact",
+            embeddings=1,
+            latent=latent,
+            particles=particles,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            prior=prior,
+            bandwidth=bandwidth,
+            random_state=random_state,
+        )

@@ -1,0 +1,28 @@
+"""The random numbers of one episode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Draws:
+    """Draws from an episode's own seed, always on the CPU so that they are the same on every device."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def fill_normal(self, out: Tensor, deviation: float) -> None:
+        """Fill `out` in place."""
+        out.normal_(0, deviation, generator=self.generator)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform in [0, 1)."""
+        return torch.rand(*shape, generator=self.generator)
+
+    def orders(self, epochs: int, n: int) -> Tensor:
+        """A permutation of n points for every epoch: `[epochs, n]`."""
+        return self.uniform(epochs, n).argsort(-1)

@@ -1,0 +1,292 @@
+"""Training of particle classifiers, for a batch of episodes and without autograd.
+
+One model serves BLR, DBLR and DPKL (section 3.3 of the paper, and MNIST in appendix B):
+
+    embedding      z_il = relu(x_i w_l) / |relu(x_i w_l)|        m particles w_l, or z_i = x_i without a layer
+    similarity     s_ic^p = log E_l k(z_il, θ_c^p)               P particles θ^p of the class weights
+    probability    ρ_i^p = softmax_c s_ic^p,  p(y_i) = mean_p ρ_i^p
+
+The embedding particles descend the functional gradient of -Σ log mean_p ρ (Algorithm 1), the class
+weights follow SVGD towards their posterior. The gradients are written by hand: they are short, they
+save two thirds of the time, and the tests compare them with autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.heads.base import one_hot
+from fewshot_dpkl.kernels import squared_distances
+from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_direction
+
+
+class Similarity(Protocol):
+    """s = log of the mean kernel between embeddings and class weights, and its two gradients."""
+
+    normalised: bool  # whether class weights are scaled to length one first
+
+    def forward(self, z: Tensor, theta: Tensor) -> Tensor:
+        """`z` `[E, m, b, d]`, `theta` `[E, K, d]` (K = P·C class weights): s `[E, b, K]`."""
+        ...
+
+    def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Two losses' gradients in s `[E, b, K]`, carried back: the first to z, the second to theta."""
+        ...
+
+
+class DotProduct(Similarity):
+    """Bayesian logistic regression proper (equation 14): s = θ·x, one embedding, no normalisation."""
+
+    normalised = False
+
+    def forward(self, z: Tensor, theta: Tensor) -> Tensor:
+        self.z = z[:, 0]
+        return self.z @ theta.transpose(-1, -2)
+
+    def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
+        return None, grad_classes.transpose(-1, -2) @ self.z
+
+
+class ExactKernel(Similarity):
+    """The closed form, in logarithms: with short lengthscales exp would underflow."""
+
+    normalised = True
+
+    def __init__(self, lengthscale: float) -> None:
+        self.precision = 1 / lengthscale**2
+
+    def forward(self, z: Tensor, theta: Tensor) -> Tensor:
+        m, b = z.shape[1:3]
+        self.z, self.theta = z.flatten(1, 2), theta  # E mb d, E K d
+        log_k = squared_distances(self.z, theta).mul_(-self.precision / 2).unflatten(1, (m, b))  # E m b K
+        top = log_k.amax(1, keepdim=True)
+        k = log_k.sub_(top).exp_()
+        total = k.sum(1, keepdim=True)
+        self.share = k.div_(total)  # of particle l in the mean: E m b K
+        return total.div_(m).log_().add_(top)[:, 0]
+
+    def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
+        # The |z|² and |θ|² of the distance only push along z and θ, which the normalisation cancels.
+        shares = self.share
+        to_theta = (shares * (grad_classes * self.precision)[:, None]).flatten(1, 2)  # E mb K
+        grad_theta = to_theta.transpose(-1, -2) @ self.z
+        if grad_embedding is None:
+            return None, grad_theta
+        to_z = (shares * (grad_embedding * self.precision)[:, None]).flatten(1, 2)
+        return (to_z @ self.theta).unflatten(1, shares.shape[1:3]), grad_theta
+
+
+class FourierKernel(Similarity):
+    """Random features (section 3.1): the kernel is linear in the mean embedding μ(x) of a point.
+
+    The estimate of a kernel value can come out at or below zero. Below FLOOR it is bent into the positive
+    branch FLOOR · exp(k/FLOOR - 1), which meets it in value and slope.
+    """
+
+    normalised = True
+    FLOOR = 0.01
+
+    def __init__(self, frequencies: Tensor) -> None:
+        self.frequencies = frequencies  # R d
+
+    def forward(self, z: Tensor, theta: Tensor) -> Tensor:
+        r = len(self.frequencies)
+        phase = z @ self.frequencies.T  # E m b R
+        self.cos, self.sin = phase.cos(), phase.sin_()
+        self.mean = torch.cat([self.cos.mean(1), self.sin.mean(1)], -1)  # E b 2R
+        phase = theta @ self.frequencies.T  # E K R
+        self.theta = torch.cat([phase.cos(), phase.sin_()], -1)  # E K 2R
+        k = self.mean @ self.theta.transpose(-1, -2) / r  # E b K
+        s = torch.where(k > self.FLOOR, k.clamp_min(self.FLOOR).log(), k / self.FLOOR - 1 + _log(self.FLOOR))
+        self.slope = 1 / (k.clamp_min(self.FLOOR) * r)  # ∂s/∂k / R: 1/k above the floor, 1/FLOOR below
+        return s
+
+    def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
+        r, m = len(self.frequencies), self.cos.shape[1]
+        grad = (grad_classes * self.slope).transpose(-1, -2) @ self.mean  # E K 2R
+        phase = self.theta[..., :r] * grad[..., r:] - self.theta[..., r:] * grad[..., :r]
+        grad_theta = phase @ self.frequencies
+        if grad_embedding is None:
+            return None, grad_theta
+        grad = (grad_embedding * self.slope / m) @ self.theta  # E b 2R
+        phase = self.cos * grad[:, None, :, r:] - self.sin * grad[:, None, :, :r]  # E m b R
+        return phase @ self.frequencies, grad_theta
+
+
+def _log(x: float) -> float:
+    return float(torch.tensor(x, dtype=torch.float64).log())
+
+
+def normalise(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit rows of `h` `[..., d]` and their former lengths `[..., 1]`."""
+    length = h.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return h / length, length
+
+
+def normalise_backward(grad: Tensor, z: Tensor, length: Tensor) -> Tensor:
+    """The gradient in `z` = h/|h| carried back to h: what points along z is lost."""
+    return (grad - z * (z * grad).sum(-1, keepdim=True)) / length
+
+
+def embed(inputs: Tensor, weights: Tensor | None) -> Tensor:
+    """z `[E, m, b, d]` of inputs `[E, b, D]` under particles `[E, m, D, d]` (or the inputs themselves)."""
+    if weights is None:
+        return inputs[:, None]
+    return normalise((inputs[:, None] @ weights).relu_())[0]
+
+
+def class_log_probabilities(z: Tensor, theta: Tensor, similarity: Similarity) -> Tensor:
+    """log ρ `[E, b, P, C]` of embeddings `[E, m, b, d]` under class weights `[E, P, C, d]`."""
+    flat = theta.flatten(1, 2)
+    s = similarity.forward(z, normalise(flat)[0] if similarity.normalised else flat)
+    return s.unflatten(-1, theta.shape[1:3]).log_softmax(-1)
+
+
+def predictive(log_rho: Tensor) -> Tensor:
+    """log mean_p ρ^p: `[E, b, P, C]` to `[E, b, C]`."""
+    return log_rho.logsumexp(2) - _log(log_rho.shape[2])
+
+
+@dataclass
+class Particles:
+    """The parameters of E models: `weights` `[E, m, r, d]` (None without a layer), `theta` `[E, P, C, d]`."""
+
+    weights: Tensor | None
+    theta: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [self.theta] if self.weights is None else [self.weights, self.theta]
+
+
+def directions(
+    inputs: Tensor,
+    targets: Tensor,
+    particles: Particles,
+    similarity: Similarity,
+    *,
+    n: int,
+    prior: float,
+    rule: Bandwidth = "paper",
+    outside: Tensor | float = 0.0,
+) -> list[Tensor]:
+    """Descent directions of one minibatch, one for each of `particles.tensors()`.
+
+    Args:
+        inputs: `[E, b, r]` minibatches.
+        targets: `[E, b, C]` one-hot labels.
+        n: size of the support set, to which the log-likelihood of a minibatch is scaled.
+        prior: the log prior of the class weights is -prior·|θ|².
+        outside: `[E, m, m]` squared distances between the parts of the particles that do not move.
+    """
+    b = inputs.shape[1]
+    weights, theta = particles.weights, particles.theta
+    if weights is None:
+        z, active, length = inputs[:, None], None, None
+    else:
+        hidden = inputs[:, None] @ weights  # E m b d
+        active = hidden > 0
+        z, length = normalise(hidden.relu_())
+
+    log_rho, theta_unit, theta_length = _forward(z, theta, similarity)
+    toward = targets[:, :, None] - log_rho.exp()  # ∂ log ρ_y / ∂s: E b P C
+    # Class weights: each particle's own likelihood. Embedding: that of the mean over particles, in which
+    # particle p has the weight ρ_y^p / Σ_p' ρ_y^p'.
+    right = (log_rho * targets[:, :, None]).sum(-1, keepdim=True)  # log ρ_y: E b P 1
+    grad_embedding = None if weights is None else (toward * right.softmax(2) / -b).flatten(2)
+    grad_z, grad_theta = similarity.backward(grad_embedding, toward.flatten(2) * (n / b))
+    if similarity.normalised:
+        grad_theta = normalise_backward(grad_theta, theta_unit, theta_length)
+    score = grad_theta.view_as(theta) - 2 * prior * theta
+    theta_step = svgd_direction(theta.flatten(2), score.flatten(2), rule).view_as(theta)
+    if weights is None:
+        return [-theta_step]
+
+    assert grad_z is not None and active is not None and length is not None
+    grad_hidden = normalise_backward(grad_z, z, length) * active  # E m b d
+    kappa, _ = particle_kernel(particle_distances(weights.flatten(2)) + outside, rule)
+    # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing before multiplying by Xᵀ is r/b times cheaper.
+    mixed = (kappa @ grad_hidden.flatten(2)).view_as(grad_hidden)
+    return [inputs.transpose(-1, -2)[:, None] @ mixed, -theta_step]
+
+
+def _forward(z: Tensor, theta: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor, Tensor]:
+    flat = theta.flatten(1, 2)
+    unit, length = normalise(flat) if similarity.normalised else (flat, flat)
+    s = similarity.forward(z, unit)
+    return s.unflatten(-1, theta.shape[1:3]).log_softmax(-1), unit, length
+
+
+def minibatches(orders: Tensor, batch_size: int) -> Iterator[tuple[int, Tensor]]:
+    """(epoch, `[E, b]` indices) of every step, from orders `[E, epochs, n]`."""
+    for epoch in range(orders.shape[1]):
+        for indices in orders[:, epoch].split(batch_size, dim=1):
+            yield epoch, indices
+
+
+@torch.no_grad()
+def train(
+    inputs: Tensor,
+    labels: Tensor,
+    start: Particles,
+    similarity: Similarity,
+    orders: Tensor,
+    *,
+    batch_size: int,
+    learning_rate: float,
+    prior: float,
+    rule: Bandwidth = "paper",
+    outside: Tensor | float = 0.0,
+    check_every: int = 10,
+) -> Particles:
+    """Train E models at once and return, for each, the parameters with the least training error.
+
+    Args:
+        inputs: `[E, n, r]` support points.
+        labels: `[E, n]`.
+        orders: `[E, epochs, n]`, the order of the points in every epoch.
+        check_every: epochs between looks at the training error (of equal errors the lower loss wins).
+    """
+    targets = one_hot(labels, inputs.dtype)
+    current = Particles(*[t if t is None else t.clone() for t in (start.weights, start.theta)])
+    adam = torch.optim.Adam(current.tensors(), lr=learning_rate, fused=inputs.device.type != "mps")
+    best = Selection(current)
+    episodes = torch.arange(len(inputs), device=inputs.device)[:, None]
+    n, epochs = inputs.shape[1], orders.shape[1]
+    steps_per_epoch = -(-n // batch_size)
+    for step, (epoch, indices) in enumerate(minibatches(orders, batch_size), start=1):
+        moves = directions(
+            inputs[episodes, indices], targets[episodes, indices], current, similarity,
+            n=n, prior=prior, rule=rule, outside=outside,
+        )  # fmt: skip
+        for parameter, move in zip(current.tensors(), moves, strict=True):
+            parameter.grad = move
+        adam.step()
+        if step % steps_per_epoch == 0 and ((epoch + 1) % check_every == 0 or epoch + 1 == epochs):
+            log_rho = class_log_probabilities(embed(inputs, current.weights), current.theta, similarity)
+            best.offer(predictive(log_rho), labels)
+    return best.particles
+
+
+class Selection:
+    """Keeps, for each episode, the parameters with the least training error seen so far."""
+
+    def __init__(self, current: Particles) -> None:
+        self.current = current
+        self.particles = Particles(*[t if t is None else t.clone() for t in (current.weights, current.theta)])
+        self.error = torch.full((len(current.theta),), torch.inf, device=current.theta.device)
+        self.loss = self.error.clone()
+
+    def offer(self, log_p: Tensor, labels: Tensor) -> None:
+        """`log_p` `[E, n, C]` and `labels` `[E, n]` of the support set under the current parameters."""
+        error = (log_p.argmax(-1) != labels).float().mean(-1)
+        loss = -log_p.gather(-1, labels[..., None]).mean((1, 2))
+        better = (error < self.error) | ((error == self.error) & (loss < self.loss))
+        self.error = torch.where(better, error, self.error)
+        self.loss = torch.where(better, loss, self.loss)
+        for kept, now in zip(self.particles.tensors(), self.current.tensors(), strict=True):
+            kept[better] = now[better]

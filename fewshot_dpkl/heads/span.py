@@ -1,0 +1,67 @@
+"""The support-span identity: train in n dimensions instead of D.
+
+The gradient of any loss of XW with respect to W is XᵀA: it lies in the span of the n support points.
+With n < D only the part of W inside that span ever moves. In an orthonormal basis Q of the span,
+X = S Q with S `[n, n]`, XW = S (QW), and the rest of W stays what it was at the start. For optimisers
+that treat rotated coordinates alike (SGD, with or without momentum) this is exact; for Adam, which
+scales every coordinate on its own, the basis is part of the choice of optimiser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """Support points in coordinates of their own span.
+
+    Attributes:
+        coordinates: `[E, n, r]`, S.
+        basis: `[E, r, D]`, Q, or None where the coordinates are the features themselves.
+    """
+
+    coordinates: Tensor
+    basis: Tensor | None
+
+    def from_features(self, weights: Tensor) -> Tensor:
+        """The part of `weights` `[E, ..., D, k]` inside the span: QW, `[E, ..., r, k]`."""
+        return weights if self.basis is None else self._broadcast(self.basis, weights) @ weights
+
+    def to_features(self, weights: Tensor) -> Tensor:
+        """QᵀW: `[E, ..., r, k]` back to `[E, ..., D, k]`."""
+        if self.basis is None:
+            return weights
+        return self._broadcast(self.basis.transpose(-1, -2), weights) @ weights
+
+    @staticmethod
+    def _broadcast(basis: Tensor, weights: Tensor) -> Tensor:
+        return basis.view(len(basis), *[1] * (weights.dim() - 3), *basis.shape[1:])
+
+
+def widest(x: Tensor) -> Tensor:
+    """`x` in float64, or in float32 on devices that know no float64."""
+    return x.float() if x.device.type == "mps" else x.double()
+
+
+def support_span(support: Tensor) -> Span:
+    """Coordinates of the support points `[E, n, D]` in their span, if n < D; else the points as they are.
+
+    Of all orthonormal bases this is the symmetric one, S = (XXᵀ)^(1/2): it does not depend on the order
+    of the points, and coordinate i is the direction closest to point i. Directions that the points do
+    not span (duplicates) have zero coordinates and zero basis rows.
+    """
+    n, d = support.shape[1:]
+    if n >= d:
+        return Span(support, None)
+    points = widest(support)
+    values, vectors = torch.linalg.eigh(points @ points.transpose(-1, -2))  # E n, E n n
+    kept = values > values[:, -1:] * 1e-9
+    roots = torch.where(kept, values, 0).sqrt()
+    inverse_roots = torch.where(kept, roots, torch.inf).reciprocal()
+    coordinates = (vectors * roots[:, None]) @ vectors.transpose(-1, -2)  # E n n
+    basis = (vectors * inverse_roots[:, None]) @ vectors.transpose(-1, -2) @ points  # E n D
+    return Span(coordinates.to(support), basis.to(support))

@@ -1,0 +1,1 @@
+"""Small-data regression: GP, DKL and DPKL, with and without unlabelled inputs."""

@@ -1,0 +1,235 @@
+"""The one model behind GP, DKL and DPKL, and its training: all trials of one size as one batch.
+
+Trials are independent: each has its own generator, and no sum runs over trials, so that a trial's result
+does not depend on what it is batched with (up to the rounding of batched matrix products).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.kernels import mean_embedding, mean_embedding_kernel, random_frequencies, squared_exponential
+from fewshot_dpkl.particles import functional_gradient
+from fewshot_dpkl.regression.embeddings import Embedding
+from fewshot_dpkl.regression.gp import Posterior, condition_on_features, condition_on_kernel
+
+Prior = Literal["own", "unit"]
+CHUNK_ROWS = 8192  # trials × particles × unlabelled points embedded at once: what fits a core's cache
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is trained; the defaults are the paper's (appendix C.1)."""
+
+    particles: int = 10
+    frequencies: int = 100  # R; 0 for the closed-form kernel
+    lengthscale: float = 1.0
+    noise: float = 1.0
+    alpha: float = 1.0
+    prior: Prior = "own"  # k** = |μ(x)|², or "unit": 1 as in the authors' code
+    epochs: int = 50
+    lr: float = 1e-3
+    validation_fraction: float = 0.1
+    check_every: int = 10
+    learn_noise: bool = False
+    learn_lengthscale: bool = False
+    hyper_lr: float = 0.05
+    use_validation: bool = False
+
+
+@dataclass(frozen=True)
+class Model:
+    """T trained (or starting) models: parameters `[T, m, P]`, log ℓ `[T]`, log σ² `[T]`, frequencies `[T, R, d]`."""
+
+    embedding: Embedding
+    parameters: Tensor
+    log_lengthscale: Tensor
+    log_noise: Tensor
+    frequencies: Tensor | None
+    prior: Prior
+
+    def to(self, dtype: torch.dtype) -> Model:
+        frequencies = None if self.frequencies is None else self.frequencies.to(dtype)
+        tensors = (self.parameters, self.log_lengthscale, self.log_noise)
+        parameters, log_lengthscale, log_noise = (tensor.detach().to(dtype) for tensor in tensors)
+        return Model(self.embedding, parameters, log_lengthscale, log_noise, frequencies, self.prior)
+
+    def latent(self, inputs: Tensor) -> Tensor:
+        """g_w(x) / ℓ for inputs `[T, n, D]`: `[T, m, n, d]`."""
+        return self.embedding(self.parameters, inputs) / self.log_lengthscale.exp()[:, None, None, None]
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """What the kernel is computed from: μ(x) `[T, n, 2R]`, or the latent points `[T, m, n, d]`."""
+        latent = self.latent(inputs)
+        return latent if self.frequencies is None else mean_embedding(latent, self.frequencies.unsqueeze(1))
+
+    def kernel(self, a: Tensor, b: Tensor) -> Tensor:
+        """K between embedded points (equation 2): `[T, n, k]`."""
+        return mean_embedding_kernel(a, b) if self.frequencies is None else a @ b.transpose(-1, -2)
+
+    def prior_variance(self, embedded: Tensor) -> Tensor:
+        """k** of embedded points: `[T, n]`."""
+        if self.prior == "unit":
+            return embedded.new_ones(embedded.shape[0], embedded.shape[-2])
+        if self.frequencies is not None:
+            return embedded.square().sum(-1)
+        bags = embedded.transpose(1, 2)  # T n m d
+        return squared_exponential(bags, bags).mean((-1, -2))
+
+    def condition(self, embedded: Tensor, y: Tensor) -> Posterior:
+        """The posterior given n labelled points, in the smaller of the two spaces."""
+        noise = self.log_noise.exp().to(y.dtype)
+        if self.frequencies is not None and embedded.shape[-2] > embedded.shape[-1]:  # n > 2R
+            return condition_on_features(embedded, y, noise)
+        return condition_on_kernel(self.kernel(embedded, embedded), y, noise)
+
+    def rows(self, posterior: Posterior, embedded: Tensor, labelled: Tensor) -> Tensor:
+        """How new embedded points enter `posterior`: their features, or their kernel with the labelled."""
+        return embedded if posterior.weight_space else self.kernel(embedded, labelled)
+
+
+def initial_model(embedding: Embedding, settings: Settings, seeds: Sequence[int], latent_size: int) -> Model:
+    """Starting models for the trials of `seeds`, each from its own generator."""
+    parameters, frequencies = [], []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        if settings.frequencies:
+            frequencies.append(random_frequencies(latent_size, settings.frequencies, generator=generator))
+        parameters.append(embedding.initial(settings.particles, generator))
+    trials = torch.ones(len(seeds))
+    return Model(
+        embedding,
+        torch.stack(parameters),
+        trials * torch.tensor(settings.lengthscale).log(),
+        trials * torch.tensor(settings.noise).log(),
+        torch.stack(frequencies) if frequencies else None,
+        settings.prior,
+    )
+
+
+def backward(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, alpha: float) -> Tensor:
+    """Accumulate the gradient of the loss in the leaves of `model`; returns the loss of each trial `[T]`.
+
+    The loss is L (equation 7), or with unlabelled inputs L / n + α / n_u Σ σ²(x) (equation 12). L in
+    float64, the networks in the dtype of their parameters. The unlabelled points go through in pieces:
+    given the labelled posterior their variances are a plain sum, so the posterior is held fixed while
+    the pieces' gradients are collected, on it and on the networks, and its own gradient follows last.
+    """
+    embedded = model.embed(x).double()
+    posterior = model.condition(embedded, y)
+    if unlabeled is None:
+        posterior.nll.sum().backward()
+        return posterior.nll.detach()
+    held = embedded.detach().to(x.dtype).requires_grad_()
+    inverse = posterior.inverse.detach().to(x.dtype).requires_grad_()
+    frozen = replace(posterior, inverse=inverse)
+    n, n_unlabeled = x.shape[-2], unlabeled.shape[-2]
+    total = torch.zeros_like(posterior.nll)
+    step = max(1, CHUNK_ROWS // (x.shape[0] * model.parameters.shape[1]))
+    for piece in unlabeled.split(step, dim=-2):
+        new = model.embed(piece)
+        variance = frozen.fast_variance(model.rows(frozen, new, held), model.prior_variance(new)).sum(-1)  # T
+        (variance.sum() * (alpha / n_unlabeled)).backward()
+        total += variance.detach() * (alpha / n_unlabeled)
+    tensors, gradients = [posterior.nll.sum() / n], [None]
+    for tensor, leaf in ((posterior.inverse, inverse), (embedded, held)):
+        if leaf.grad is not None:  # weight space does not come back to the labelled points
+            tensors, gradients = [*tensors, tensor], [*gradients, leaf.grad.double()]
+    torch.autograd.backward(tensors, gradients)
+    return posterior.nll.detach() / n + total
+
+
+@dataclass(frozen=True)
+class Trained:
+    """T models conditioned on their labelled points, for inputs and targets already standardised."""
+
+    model: Model  # float64
+    embedded: Tensor  # T n 2R, or T m n d
+    posterior: Posterior
+    history: Tensor  # checks × T validation errors (empty without validation points)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y (noise included), each `[T, q]`, at inputs `[T, q, D]`."""
+        new = self.model.embed(x.double())
+        rows = self.model.rows(self.posterior, new, self.embedded)
+        variance = self.posterior.variance(rows, self.model.prior_variance(new)).clamp_min(0)
+        return self.posterior.mean(rows), variance + self.model.log_noise.exp().unsqueeze(-1)
+
+
+@torch.no_grad()
+def condition(model: Model, x: Tensor, y: Tensor, history: Sequence[Tensor] = ()) -> Trained:
+    """Condition trained models on labelled points in float64."""
+    model = model.to(torch.float64)
+    embedded = model.embed(x.double())
+    errors = torch.stack(list(history)) if history else y.new_zeros(0, y.shape[0])
+    return Trained(model, embedded, model.condition(embedded, y.double()), errors)
+
+
+@torch.no_grad()
+def validation_error(model: Model, x: Tensor, y: Tensor, x_val: Tensor, y_val: Tensor) -> Tensor:
+    """Root mean squared error `[T]` at the validation points."""
+    embedded, new = model.embed(x).double(), model.embed(x_val).double()
+    posterior = model.condition(embedded, y)
+    mean = posterior.mean(model.rows(posterior, new, embedded))
+    return (mean - y_val).square().mean(-1).sqrt()
+
+
+def train(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, settings: Settings) -> Trained:
+    """Algorithm 1 with Nadam, full batch, keeping each trial's best validation error.
+
+    The last ⌊fraction · n⌋ rows of every trial are its validation points (the caller shuffles); with none,
+    the last epoch is kept. The prediction is conditioned on the other rows alone, as in the paper, or on
+    all n with `use_validation`.
+
+    Args:
+        model: from `initial_model`, on the device of the data.
+        x: `[T, n, D]` standardised inputs, float32.
+        y: `[T, n]` standardised targets, float64.
+        unlabeled: `[T, n_u, D]`, or None.
+    """
+    n_val = int(settings.validation_fraction * x.shape[1])
+    n_fit = x.shape[1] - n_val
+    x_fit, y_fit, x_val, y_val = x[:, :n_fit], y[:, :n_fit], x[:, n_fit:], y[:, n_fit:]
+    parameters = model.parameters.clone().requires_grad_()
+    lengthscale = model.log_lengthscale.clone().requires_grad_(settings.learn_lengthscale)
+    noise = model.log_noise.clone().requires_grad_(settings.learn_noise)
+    live = replace(model, parameters=parameters, log_lengthscale=lengthscale, log_noise=noise)
+    groups = [{"params": [parameters], "lr": settings.lr}]
+    hyper = [tensor for tensor in (lengthscale, noise) if tensor.requires_grad]
+    if hyper:
+        groups.append({"params": hyper, "lr": settings.hyper_lr})
+    optimizer = torch.optim.NAdam(groups)
+    best = live.to(parameters.dtype)
+    least = torch.full_like(y[:, 0], torch.inf)
+    history: list[Tensor] = []
+    for epoch in range(1, settings.epochs + 1):
+        optimizer.zero_grad()
+        loss = backward(live, x_fit, y_fit, unlabeled, settings.alpha)
+        if not torch.isfinite(loss).all():
+            raise ValueError(f"training diverged at epoch {epoch}: lower lr, or look for extreme inputs")
+        parameters.grad = functional_gradient(parameters, parameters.grad)
+        optimizer.step()
+        if n_val and (epoch % settings.check_every == 0 or epoch == settings.epochs):
+            history.append(validation_error(live, x_fit, y_fit, x_val, y_val))
+            better = history[-1] < least
+            least = torch.where(better, history[-1], least)
+            best = _where(better, live, best)
+    kept = best if n_val else live
+    return condition(kept, x, y, history) if settings.use_validation else condition(kept, x_fit, y_fit, history)
+
+
+@torch.no_grad()
+def _where(choose: Tensor, a: Model, b: Model) -> Model:
+    """Trial by trial, the learnt values of `a` where `choose` `[T]`, else those of `b`."""
+    return replace(
+        b,
+        parameters=torch.where(choose[:, None, None], a.parameters, b.parameters),
+        log_lengthscale=torch.where(choose, a.log_lengthscale, b.log_lengthscale),
+        log_noise=torch.where(choose, a.log_noise, b.log_noise),
+    )
