@@ -1,0 +1,27 @@
+"""Files to pictures and arrays: data sets, their class splits, and a cache of decoded pictures."""
+
+from data.pixels import load_pixels
+from data.splits import (
+    CLASSES,
+    SPLITS,
+    Split,
+    data_root,
+    open_split,
+    read_cub,
+    read_folder,
+    read_mini_imagenet,
+)
+from data.store import Store
+
+__all__ = [
+    "CLASSES",
+    "SPLITS",
+    "Split",
+    "Store",
+    "data_root",
+    "load_pixels",
+    "open_split",
+    "read_cub",
+    "read_folder",
+    "read_mini_imagenet",
+]
