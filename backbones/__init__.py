@@ -1,0 +1,20 @@
+"""Pictures to feature vectors: backbones, their Baseline++ training, and frozen extractors."""
+
+from backbones.closer_look import conv_from_closer_look
+from backbones.extract import Extractor, extract_features, fold_batch_norm, load_backbone
+from backbones.models import ARCHITECTURES, build, centre_crop
+from backbones.train import Recipe, Stage, train
+
+__all__ = [
+    "ARCHITECTURES",
+    "Extractor",
+    "Recipe",
+    "Stage",
+    "build",
+    "centre_crop",
+    "conv_from_closer_look",
+    "extract_features",
+    "fold_batch_norm",
+    "load_backbone",
+    "train",
+]

@@ -1,0 +1,186 @@
+"""Frozen extractors: any trained backbone as a function from pictures to feature vectors."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+from tqdm import tqdm
+
+from backbones.augment import MEAN, STD, normalise
+from backbones.files import load_tensors
+from backbones.models import build, centre_crop
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+class Extractor(nn.Module):
+    """A frozen module `[B, 3, crop, crop]` to `[B, D]` with the preparation of its pictures.
+
+    Pictures are resized so that the shorter side has `resize` pixels, the middle `crop` × `crop` is cut
+    out, values are divided by 255 and normalised with `mean` and `std`. Wrap any module of your own:
+    `Extractor(module, resize=256, crop=224, card={"backbone": "mine"})`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        resize: int,
+        crop: int,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+        card: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module.eval().requires_grad_(False)
+        self.resize, self.crop = resize, crop
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.card = {**(card or {}), "preprocessing": self.preprocessing}
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        return {"resize": self.resize, "crop": self.crop, "mean": list(self.mean), "std": list(self.std)}
+
+    def train(self, mode: bool = True) -> Extractor:
+        """Frozen: stays in evaluation mode."""
+        return super().train(False)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """uint8 pictures `[B, crop, crop, 3]` to float32 features `[B, D]`."""
+        features = self.module(normalise(pictures, self.mean, self.std))
+        if not isinstance(features, Tensor) or len(features) != len(pictures):
+            raise ValueError(
+                "the backbone should give one tensor with a row per picture; wrap it so that it does"
+            )
+        return features.flatten(1).float()
+
+
+def load_backbone(name: str | os.PathLike[str], pretrained: bool = True) -> Extractor:
+    """A trained backbone as a frozen extractor.
+
+    `name` is a shipped one (`conv4-mini-imagenet`, `conv4-cub`), a file written by
+    scripts/train_backbone.py (weights or checkpoint), `torchvision:NAME` or `timm:NAME`.
+    `pretrained=False` leaves torchvision and timm models untrained, without a download.
+    """
+    text = str(name)
+    if text.startswith("torchvision:"):
+        return _from_torchvision(text.removeprefix("torchvision:"), pretrained)
+    if text.startswith("timm:"):
+        return _from_timm(text.removeprefix("timm:"), pretrained)
+    path = WEIGHTS / f"{text}.safetensors" if (WEIGHTS / f"{text}.safetensors").is_file() else Path(text)
+    if not path.is_file():
+        shipped = ", ".join(sorted(file.stem for file in WEIGHTS.glob("*.safetensors"))) or "none"
+        raise FileNotFoundError(
+            f"no backbone {text!r}; give one that is shipped ({shipped}), a file written by "
+            "scripts/train_backbone.py, torchvision:NAME or timm:NAME"
+        )
+    return _from_file(path)
+
+
+def _from_file(path: Path) -> Extractor:
+    tensors, card = load_tensors(path)
+    if "backbone" not in card or "preprocessing" not in card:
+        raise ValueError(
+            f"{path} has no card of a backbone; expected a file written by scripts/train_backbone.py"
+        )
+    module = build(card["backbone"])
+    averaged = {name[8:]: value for name, value in tensors.items() if name.startswith("average.")}
+    wanted, found = module.state_dict(), averaged or tensors
+    if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in found.items()}:
+        raise ValueError(f"the weights in {path} are not those of a {card['backbone']}; use the file of one")
+    module.load_state_dict(found)
+    card.setdefault("name", path.stem)
+    return Extractor(module, card["preprocessing"]["resize"], card["preprocessing"]["crop"], card=card)
+
+
+def _from_torchvision(name: str, pretrained: bool) -> Extractor:
+    from torchvision import models
+
+    try:
+        weights = models.get_model_weights(name).DEFAULT
+        module = models.get_model(name, weights=weights if pretrained else None)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(
+            f"torchvision has no model {name!r}; see torchvision.models.list_models()"
+        ) from error
+    prepare = weights.transforms()
+    if not hasattr(prepare, "crop_size"):
+        raise ValueError(f"torchvision's {name} is no image classifier; choose one of those")
+    card = {"backbone": f"torchvision:{name}", "weights": str(weights) if pretrained else "untrained"}
+    size = prepare.resize_size[0], prepare.crop_size[0]
+    return Extractor(without_classifier(module), *size, prepare.mean, prepare.std, card)
+
+
+def _from_timm(name: str, pretrained: bool) -> Extractor:
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError as error:
+        raise ValueError("timm is not installed; install it with `pip install timm`") from error
+    try:
+        module = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    except RuntimeError as error:
+        raise ValueError(f"timm cannot make {name!r} ({error}); see timm.list_models()") from error
+    config = timm.data.resolve_model_data_config(module)
+    crop = int(config["input_size"][1])
+    card = {"backbone": f"timm:{name}", "weights": "pretrained" if pretrained else "untrained"}
+    return Extractor(module, round(crop / config["crop_pct"]), crop, config["mean"], config["std"], card)
+
+
+def without_classifier(module: nn.Module) -> nn.Module:
+    """Replace the last linear layer, which turns features into class scores, by the identity."""
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            f"{type(module).__name__} has no linear classifier to remove; wrap it in an Extractor yourself"
+        )
+    parent, _, child = linear[-1].rpartition(".")
+    setattr(module.get_submodule(parent), child, nn.Identity())
+    return module
+
+
+def fold_batch_norm(module: nn.Module) -> nn.Module:
+    """A copy in evaluation mode with every batch normalisation merged into the convolution before it.
+
+    A module that cannot be traced is copied as it is.
+    """
+    module = copy.deepcopy(module).eval()
+    try:
+        return fuse(module)
+    except (torch.fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError):
+        return module
+
+
+@torch.inference_mode()
+def extract_features(
+    extractor: Extractor,
+    pixels: np.ndarray,
+    batch_size: int = 32,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> np.ndarray:
+    """uint8 pictures `[N, H, H, 3]` (H ≥ crop) to float32 features `[N, D]`.
+
+    Batch normalisation is folded into the convolutions and the layout is channels-last; the features
+    equal those of the plain module up to rounding.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch size is {batch_size}; expected at least 1")
+    pixels = centre_crop(pixels, extractor.crop)
+    fast = Extractor(
+        fold_batch_norm(extractor.module), extractor.resize, extractor.crop, extractor.mean, extractor.std
+    )
+    fast = fast.to(device).to(memory_format=torch.channels_last)
+    rows = []
+    for begin in tqdm(range(0, len(pixels), batch_size), desc="features", disable=None if progress else True):
+        batch = torch.from_numpy(np.ascontiguousarray(pixels[begin : begin + batch_size]))
+        rows.append(fast(batch.to(device)).cpu().numpy())
+    return np.concatenate(rows)

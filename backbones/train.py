@@ -1,0 +1,337 @@
+"""Train a backbone on the base classes with a cosine classifier (Baseline++, Chen et al. 2019).
+
+Every random choice follows from (seed, epoch, step, process), so a run that was stopped and resumed
+ends with the same weights as one that was not.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from backbones.augment import augment
+from backbones.files import load_tensors, save_tensors
+from backbones.head import CosineClassifier
+
+IDENTITY = ("backbone", "dataset", "classes", "images", "recipe", "processes")
+"""The entries of a card that must agree for a run to be resumed."""
+Validate = Callable[[nn.Module], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training: `epochs` passes over the data with pictures of `size` × `size` pixels."""
+
+    epochs: int
+    size: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the result of a training run, apart from the data."""
+
+    stages: tuple[Stage, ...]
+    optimizer: str = "adamw"
+    lr: float = 4e-3
+    weight_decay: float = 0.05
+    warmup: float = 0.2
+    label_smoothing: float = 0.0
+    scale: float = 10.0
+    learn_scale: bool = True
+    area: tuple[float, float] = (0.35, 1.0)
+    jitter: float = 0.4
+    average: float = 0.998
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("adamw", "sgd"):
+            raise ValueError(f"optimizer is {self.optimizer!r}; choose adamw or sgd")
+        for stage in self.stages:
+            if stage.size < 16 or stage.batch_size < 2 or stage.epochs < 0:
+                raise ValueError(
+                    f"{stage}: pictures need 16 pixels, batches 2 pictures, epochs cannot be negative"
+                )
+
+    @property
+    def epochs(self) -> int:
+        return sum(stage.epochs for stage in self.stages)
+
+    def stage_of(self, epoch: int) -> Stage:
+        """The stage that epoch 0, 1, … belongs to."""
+        for stage in self.stages:
+            if epoch < stage.epochs:
+                return stage
+            epoch -= stage.epochs
+        raise ValueError("this epoch is past the end of the recipe")
+
+    def lr_at(self, progress: float) -> float:
+        """One cycle over `progress` 0 … 1: a linear rise, then half a cosine down to zero."""
+        if progress < self.warmup:
+            return self.lr * max(progress, 1e-3) / self.warmup
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+
+
+class Classifier(nn.Module):
+    """Backbone and head as one module, so that data-parallel training sees one forward pass."""
+
+    def __init__(self, backbone: nn.Module, head: CosineClassifier) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[B, 3, H, W]` to scores `[B, C]`."""
+        return self.head(self.backbone.feature_map(images))  # type: ignore[operator]
+
+
+class Training:
+    """The state of a run: model, optimiser, averaged backbone, epoch, history; saved after every epoch."""
+
+    def __init__(self, backbone: nn.Module, classes: int, recipe: Recipe, device: torch.device) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe = recipe
+        self.device = device
+        with torch.no_grad():
+            was_training, probe = backbone.training, torch.zeros(1, 3, 84, 84)
+            shape = backbone.eval().feature_map(probe).shape  # type: ignore[operator]
+            backbone.train(was_training)
+        head = CosineClassifier(classes, shape[1], shape[2], recipe.scale)
+        head.log_scale.requires_grad_(recipe.learn_scale)
+        self.model = Classifier(backbone, head).to(device).to(memory_format=torch.channels_last)
+        self.average = copy.deepcopy(self.model.backbone).eval()
+        self.optimizer = make_optimizer(self.model, recipe)
+        self.epoch = 0
+        self.history: list[dict[str, Any]] = []
+
+    def update_average(self, step: int) -> None:
+        """Move the averaged backbone (weights and batch-norm statistics) towards the current one."""
+        kept = min(self.recipe.average, step / (step + 10))  # forget the random start quickly
+        pairs = zip(
+            self.average.state_dict().values(), self.model.backbone.state_dict().values(), strict=True
+        )
+        averaged, current = zip(*((a, b) for a, b in pairs if a.is_floating_point()), strict=True)
+        torch._foreach_lerp_(averaged, current, 1 - kept)
+
+    def save(self, path: Path, card: dict[str, Any]) -> None:
+        """Everything `load` needs, in one file; `card` describes the run."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                if value is not None:  # SGD without a momentum yet
+                    tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+        save_tensors(path, tensors, {**card, "epoch": self.epoch, "history": self.history})
+
+    def load(self, path: Path, card: dict[str, Any]) -> None:
+        """Continue where `save` left off; refuse the checkpoint of another run."""
+        tensors, saved = load_tensors(path)
+        for key in IDENTITY:
+            if saved.get(key) != card.get(key):
+                raise ValueError(
+                    f"checkpoint {path} was written with {key} = {saved.get(key)!r}, "
+                    f"this run has {card.get(key)!r}; "
+                    "give the same options to resume, or another --out to start afresh"
+                )
+        self.model.load_state_dict(_with_prefix(tensors, "model."))
+        self.average.load_state_dict(_with_prefix(tensors, "average."))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in _with_prefix(tensors, "optimizer.").items():
+            index, field = name.split(".", 1)
+            state.setdefault(int(index), {})[field] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.epoch, self.history = saved["epoch"], saved["history"]
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW or SGD with momentum; weight decay for filters and class weights, not for scales and shifts."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr, foreach=True)
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
+
+
+def keep_memory() -> None:
+    """Ask the C library (glibc) to keep freed buffers up to 32 MB instead of returning them to the system.
+
+    Activations are freed and taken again in every step; without this a tenth to a quarter of a CPU
+    step goes into fresh, zeroed pages. Does nothing where there is no `mallopt`.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        trim_threshold, mmap_threshold = -1, -3  # names in malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        mallopt(mmap_threshold, 32 << 20)
+        mallopt(trim_threshold, 2**31 - 1)
+
+
+def _generator(*parts: int) -> torch.Generator:
+    """A generator that depends on all of `parts` and on nothing else."""
+    seed = np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(seed >> 1))
+
+
+def batches(
+    images: np.ndarray, labels: np.ndarray, recipe: Recipe, epoch: int, rank: int = 0, world: int = 1
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Augmented pictures `[B, 3, S, S]` and labels `[B]` of one epoch, this process's share of each batch."""
+    stage = recipe.stage_of(epoch)
+    order = torch.randperm(len(labels), generator=_generator(recipe.seed, epoch)).numpy()
+    share = stage.batch_size // world
+    for step in range(len(labels) // stage.batch_size):
+        begin = step * stage.batch_size + rank * share
+        chosen = np.sort(order[begin : begin + share])  # sorted: kind to a memory-mapped file
+        generator = _generator(recipe.seed, epoch, step, rank)
+        pictures = torch.from_numpy(images[chosen])
+        yield (
+            augment(pictures, stage.size, recipe.area, recipe.jitter, generator),
+            torch.from_numpy(labels[chosen]),
+        )
+
+
+def train_epoch(
+    run: Training,
+    forward: nn.Module,
+    images: np.ndarray,
+    labels: np.ndarray,
+    bar: tqdm,
+    rank: int,
+    world: int,
+) -> dict[str, float]:
+    """One pass over the data; mean loss and accuracy of this process's pictures."""
+    recipe, epoch = run.recipe, run.epoch
+    steps = len(labels) // recipe.stage_of(epoch).batch_size
+    loss_sum = hits = seen = 0.0
+    forward.train()
+    for step, (pictures, targets) in enumerate(batches(images, labels, recipe, epoch, rank, world)):
+        for group in run.optimizer.param_groups:
+            group["lr"] = recipe.lr_at((epoch + step / steps) / recipe.epochs)
+        targets = targets.to(run.device, non_blocking=True)
+        scores = forward(pictures.to(run.device, non_blocking=True))  # B C
+        loss = F.cross_entropy(scores, targets, label_smoothing=recipe.label_smoothing)
+        run.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        run.optimizer.step()
+        run.update_average(epoch * steps + step)
+        loss_sum += loss.item() * len(targets)
+        hits += (scores.argmax(1) == targets).sum().item()
+        seen += len(targets)
+        bar.update(len(targets) * world)
+        if step % 20 == 0:
+            bar.set_postfix(
+                epoch=epoch + 1, loss=f"{loss_sum / seen:.3f}", acc=f"{hits / seen:.3f}", refresh=False
+            )
+    if not math.isfinite(loss_sum):
+        raise ValueError(f"the loss is not finite in epoch {epoch + 1}; lower --lr")
+    return {"loss": loss_sum / seen, "accuracy": hits / seen}
+
+
+def train(
+    backbone: nn.Module,
+    images: np.ndarray,
+    labels: np.ndarray,
+    recipe: Recipe,
+    out: Path,
+    card: dict[str, Any],
+    validate: Validate | None = None,
+    resume: bool = False,
+    device: torch.device | None = None,
+    log: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train, keep the best epoch's averaged weights in `out`, and return that file's card.
+
+    Arguments:
+        backbone: a module with `feature_map`, `[B, 3, H, W]` to `[B, channels, h, w]`.
+        images: uint8 `[N, H, W, 3]`, in memory or memory-mapped. `labels`: int64 `[N]`, classes 0 … C - 1.
+        card: what describes the run besides the recipe: `backbone`, `dataset`, … (JSON values).
+        validate: accuracies of a backbone by name; the first one chooses the epoch. Without it the
+            last epoch is kept.
+        resume: continue from the checkpoint beside `out`, if there is one.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    _check(images, labels, recipe, world)
+    keep_memory()
+    classes = int(labels.max()) + 1
+    card = {
+        **card,
+        "classes": classes,
+        "images": len(labels),
+        "recipe": _as_json(dataclasses.asdict(recipe)),
+        "processes": world,
+    }
+    run = Training(backbone, classes, recipe, device or torch.device("cpu"))
+    checkpoint = out.with_suffix(".checkpoint.safetensors")
+    if resume and checkpoint.exists():
+        run.load(checkpoint, card)
+    forward: nn.Module = DistributedDataParallel(run.model) if world > 1 else run.model
+    total, done = recipe.epochs * len(labels), run.epoch * len(labels)
+    with tqdm(
+        total=total, initial=done, unit="img", disable=None if rank == 0 else True, mininterval=2
+    ) as bar:
+        while run.epoch < recipe.epochs:
+            entry = {"epoch": run.epoch + 1, **train_epoch(run, forward, images, labels, bar, rank, world)}
+            run.epoch += 1
+            if rank == 0:
+                entry |= validate(run.average) if validate else {}
+                run.history.append(entry)
+                if _is_best(run.history):
+                    save_tensors(out, run.average.state_dict(), {**card, "kept": entry})
+                run.save(checkpoint, card)
+                log(" ".join(f"{k} {v:.4g}" for k, v in entry.items()) + f" scale {_scale(run):.2f}")
+            if world > 1:
+                dist.barrier()
+    return load_tensors(out)[1] if rank == 0 else {}
+
+
+def _is_best(history: list[dict[str, Any]]) -> bool:
+    """Whether the last epoch beats all before it in its first validation figure (ties: the later one)."""
+    figures = [name for name in history[-1] if name not in ("epoch", "loss", "accuracy")]
+    if not figures:
+        return True
+    return bool(history[-1][figures[0]] >= max(entry[figures[0]] for entry in history))
+
+
+def _scale(run: Training) -> float:
+    return float(run.model.head.log_scale.detach().exp().mean())
+
+
+def _as_json(value: Any) -> Any:
+    """Tuples as lists, so that values compare equal before and after a round trip through JSON."""
+    if isinstance(value, dict):
+        return {key: _as_json(item) for key, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _check(images: np.ndarray, labels: np.ndarray, recipe: Recipe, world: int) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise ValueError(f"images are {images.dtype} {images.shape}; expected uint8 [N, H, W, 3]")
+    if len(images) != len(labels):
+        raise ValueError(f"{len(images)} images but {len(labels)} labels; expected one label per image")
+    for stage in recipe.stages:
+        if stage.batch_size > len(labels) or stage.batch_size % world:
+            raise ValueError(
+                f"batch size {stage.batch_size} does not fit {len(labels)} images on {world} processes; "
+                "give a smaller one that the number of processes divides"
+            )
