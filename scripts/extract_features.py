@@ -1,0 +1,66 @@
+"""Turn pictures into a features file with a frozen backbone.
+
+python scripts/extract_features.py --backbone conv4-cub --dataset cub --split novel --out F.npz
+python scripts/extract_features.py --backbone torchvision:resnet18 --images DIR --out F.npz
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from _cli import add_device_arguments, run, use_device
+
+from backbones import extract_features, load_backbone
+from data import load_pixels, open_split
+from fewshot_dpkl.features import FeatureSet
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--backbone",
+        default="conv4-mini-imagenet",
+        help="name or file of a trained backbone, torchvision:NAME or timm:NAME (default: %(default)s)",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--dataset", help="mini-imagenet, cub or folder:PATH (with base/, val/ and novel/)")
+    source.add_argument("--images", help="a folder or zip file with one folder of pictures per class")
+    parser.add_argument("--split", default="novel", help="base, val or novel (default: %(default)s)")
+    parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    parser.add_argument("--out", required=True, help="features file, .npz or .safetensors")
+    parser.add_argument("--per-class", type=int, help="only the first so many pictures of every class")
+    parser.add_argument("--dtype", default="float32", choices=["float16", "float32"])
+    parser.add_argument("--batch-size", type=int, default=32)
+    add_device_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.per_class is not None and arguments.per_class < 1:
+        raise ValueError(f"--per-class is {arguments.per_class}; expected at least 1")
+    if not arguments.out.endswith((".npz", ".safetensors")):
+        raise ValueError(f"--out is {arguments.out}; expected a name that ends in .npz or .safetensors")
+    device = use_device(arguments)
+    backbone = load_backbone(arguments.backbone)
+    if arguments.images:
+        split = open_split(f"folder:{arguments.images}", "all")
+    else:
+        split = open_split(arguments.dataset, arguments.split, arguments.data_root)
+    pixels, labels = load_pixels(split, backbone.resize), split.labels
+    if arguments.per_class:
+        classes = range(len(split.class_names))
+        chosen = np.concatenate([np.flatnonzero(labels == c)[: arguments.per_class] for c in classes])
+        pixels, labels = pixels[chosen], labels[chosen]
+    features = extract_features(backbone, pixels, arguments.batch_size, device).astype(arguments.dtype)
+    card = {"backbone": backbone.card, "dataset": split.dataset, "split": split.split, "images": len(labels)}
+    FeatureSet(features, labels, split.class_names, card).save(arguments.out)
+    count, size = features.shape
+    print(
+        f"wrote {arguments.out}: {count} pictures of {len(split.class_names)} classes, {size} features each"
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,147 @@
+"""Train a backbone on the base classes of a data set and write its weights with a card.
+
+python scripts/train_backbone.py --dataset mini-imagenet --epochs 20 --out conv4.safetensors
+torchrun --nproc-per-node=2 scripts/train_backbone.py --dataset cub --epochs 80 --out cub.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from _cli import add_device_arguments, run, use_device
+from _validation import make_validate
+
+from backbones.models import ARCHITECTURES, build, centre_crop
+from backbones.train import Recipe, Stage, train
+from data import load_pixels, open_split
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with base/ and val/)"
+    )
+    parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    parser.add_argument("--backbone", default="conv4", choices=sorted(ARCHITECTURES))
+    parser.add_argument("--method", default="baseline++", choices=["baseline++"])
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
+    parser.add_argument(
+        "--stages",
+        default="64:16:0.8,84:16:0.2",
+        help="picture size : batch size : share of the epochs, from first to last (default: %(default)s)",
+    )
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
+    parser.add_argument(
+        "--lr", type=float, default=4e-3, help="peak of the one-cycle schedule (default: %(default)s)"
+    )
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument("--warmup", type=float, default=0.2, help="share of the run in which the rate rises")
+    parser.add_argument("--label-smoothing", type=float, default=0.0)
+    parser.add_argument(
+        "--scale", type=float, default=10.0, help="of the cosine classifier (default: %(default)s)"
+    )
+    parser.add_argument("--fixed-scale", action="store_true", help="do not learn the scale")
+    parser.add_argument(
+        "--min-area", type=float, default=0.35, help="smallest random crop, share of the picture"
+    )
+    parser.add_argument("--jitter", type=float, default=0.4, help="strength of the colour jitter")
+    parser.add_argument("--average", type=float, default=0.998, help="decay of the averaged weights")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--val-per-class", type=int, default=60, help="val pictures per class after each epoch"
+    )
+    add_device_arguments(parser)
+    return parser.parse_args()
+
+
+def stages_of(text: str, epochs: int) -> tuple[Stage, ...]:
+    """`64:16:0.8,84:16:0.2` and 10 epochs are 8 epochs of 64-pixel pictures and 2 of 84 pixels."""
+    try:
+        parts = [part.split(":") for part in text.split(",")]
+        rows = [(int(size), int(batch), float(share)) for size, batch, share in parts]
+    except ValueError:
+        raise ValueError(
+            f"--stages is {text!r}; expected SIZE:BATCH:SHARE,… like 64:16:0.8,84:16:0.2"
+        ) from None
+    total = sum(share for _, _, share in rows)
+    ends = [round(epochs * part / total) for part in np.cumsum([share for _, _, share in rows])]
+    lengths = np.diff([0, *ends])
+    return tuple(Stage(int(n), size, batch) for n, (size, batch, _) in zip(lengths, rows, strict=True))
+
+
+def recipe_of(arguments: argparse.Namespace) -> Recipe:
+    return Recipe(
+        stages=stages_of(arguments.stages, arguments.epochs),
+        optimizer=arguments.optimizer,
+        lr=arguments.lr,
+        weight_decay=arguments.weight_decay,
+        warmup=arguments.warmup,
+        label_smoothing=arguments.label_smoothing,
+        scale=arguments.scale,
+        learn_scale=not arguments.fixed_scale,
+        area=(arguments.min_area, 1.0),
+        jitter=arguments.jitter,
+        average=arguments.average,
+        seed=arguments.seed,
+    )
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.epochs < 1:
+        raise ValueError(f"--epochs is {arguments.epochs}; expected at least 1")
+    if arguments.out.suffix != ".safetensors":
+        raise ValueError(f"--out is {arguments.out}; expected a name that ends in .safetensors")
+    recipe = recipe_of(arguments)
+    device = use_device(arguments)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    resize = crop = 84
+    base = open_split(arguments.dataset, "base", arguments.data_root)
+    val = open_split(arguments.dataset, "val", arguments.data_root)
+    shared = sorted(set(base.class_names) & set(val.class_names))
+    if shared:
+        raise ValueError(f"class {shared[0]} is in base and in val; keep the classes of the splits apart")
+    validate = make_validate(centre_crop(load_pixels(val, resize), crop), val.labels, arguments.val_per_class)
+    card = {
+        "backbone": arguments.backbone,
+        "dataset": base.dataset,
+        "split": "base",
+        "method": arguments.method,
+        "preprocessing": {"resize": resize, "crop": crop},
+        "seed": arguments.seed,
+        "command": shlex.join(["python", "scripts/train_backbone.py", *sys.argv[1:]]),
+        "torch": torch.__version__,
+    }
+    card = train(
+        build(arguments.backbone, seed=arguments.seed),
+        load_pixels(base, 84 if base.dataset == "mini-imagenet" else 96),
+        base.labels,
+        recipe,
+        arguments.out,
+        card,
+        validate,
+        resume=arguments.resume,
+        device=device,
+        log=lambda line: print(line, flush=True),
+    )
+    if card:
+        print(f"wrote {arguments.out}: epoch {card['kept']['epoch']} of {recipe.epochs}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(main)
