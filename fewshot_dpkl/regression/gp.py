@@ -79,7 +79,7 @@ class _SolveSPD(torch.autograd.Function):
 
 
 class _QuadraticForm(torch.autograd.Function):
-    """rᵀMr for each row r of `[T, q, n]` and symmetric M `[T, n, n]`: `[T, q]`, keeping Mr for the gradient."""
+    """rᵀMr for each row r of `[T, q, n]` and symmetric M `[T, n, n]`: `[T, q]`; keeps Mr for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor) -> Tensor:
@@ -100,14 +100,14 @@ class Posterior:
     """A GP conditioned on n labelled points, in function space or in weight space.
 
     With M = K + σ²I `[T, n, n]` or A = I + ΦᵀΦ/σ² `[T, 2R, 2R]`: `coefficients` are M⁻¹y `[T, n]` or the
-    mean of the weights `[T, 2R]`, `factor` is the Cholesky factor of M, `inverse` is M⁻¹, and `nll` `[T]`
-    the negative log marginal likelihood. A new point comes in as its row of kernel values with the
-    labelled points (function space) or of features (weight space).
+    mean of the weights `[T, 2R]`, `factor` is the Cholesky factor of M, `inverse` is M⁻¹ (None once it is no
+    longer needed), and `nll` `[T]` the negative log marginal likelihood. A new point comes in as its row
+    of kernel values with the labelled points (function space) or of features (weight space).
     """
 
     coefficients: Tensor
     factor: Tensor
-    inverse: Tensor
+    inverse: Tensor | None
     nll: Tensor
     weight_space: bool
 
@@ -170,5 +170,5 @@ def condition_on_features(features: Tensor, y: Tensor, noise: Tensor) -> Posteri
 
 
 def gaussian_nll(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """-log N(y; mean, variance), elementwise: appendix C.1 with the predictive variance of y, noise included."""
+    """-log N(y; mean, variance), elementwise (appendix C.1); the variance is that of y, noise included."""
     return 0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi))

@@ -13,13 +13,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewshot_dpkl.kernels import mean_embedding, mean_embedding_kernel, random_frequencies, squared_exponential
+from fewshot_dpkl.kernels import (
+    mean_embedding,
+    mean_embedding_kernel,
+    random_frequencies,
+    squared_exponential,
+)
 from fewshot_dpkl.particles import functional_gradient
 from fewshot_dpkl.regression.embeddings import Embedding
 from fewshot_dpkl.regression.gp import Posterior, condition_on_features, condition_on_kernel
 
 Prior = Literal["own", "unit"]
-CHUNK_ROWS = 8192  # trials × particles × unlabelled points embedded at once: what fits a core's cache
+CHUNK_ROWS = 16384  # trials × particles × unlabelled points embedded at once: what fits a core's cache
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Model:
-    """T trained (or starting) models: parameters `[T, m, P]`, log ℓ `[T]`, log σ² `[T]`, frequencies `[T, R, d]`."""
+    """T models: parameters `[T, m, P]`, log ℓ `[T]`, log σ² `[T]`, frequencies `[T, R, d]` or None."""
 
     embedding: Embedding
     parameters: Tensor
@@ -53,10 +58,11 @@ class Model:
     frequencies: Tensor | None
     prior: Prior
 
-    def to(self, dtype: torch.dtype) -> Model:
-        frequencies = None if self.frequencies is None else self.frequencies.to(dtype)
+    def to(self, where: torch.dtype | torch.device | str) -> Model:
+        """A detached copy in another dtype or on another device."""
+        frequencies = None if self.frequencies is None else self.frequencies.to(where)
         tensors = (self.parameters, self.log_lengthscale, self.log_noise)
-        parameters, log_lengthscale, log_noise = (tensor.detach().to(dtype) for tensor in tensors)
+        parameters, log_lengthscale, log_noise = (tensor.detach().to(where) for tensor in tensors)
         return Model(self.embedding, parameters, log_lengthscale, log_noise, frequencies, self.prior)
 
     def latent(self, inputs: Tensor) -> Tensor:
@@ -125,6 +131,7 @@ def backward(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, alpha
     if unlabeled is None:
         posterior.nll.sum().backward()
         return posterior.nll.detach()
+    assert posterior.inverse is not None
     held = embedded.detach().to(x.dtype).requires_grad_()
     inverse = posterior.inverse.detach().to(x.dtype).requires_grad_()
     frozen = replace(posterior, inverse=inverse)
@@ -136,11 +143,11 @@ def backward(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, alpha
         variance = frozen.fast_variance(model.rows(frozen, new, held), model.prior_variance(new)).sum(-1)  # T
         (variance.sum() * (alpha / n_unlabeled)).backward()
         total += variance.detach() * (alpha / n_unlabeled)
-    tensors, gradients = [posterior.nll.sum() / n], [None]
+    pulled = posterior.nll.sum() / n
     for tensor, leaf in ((posterior.inverse, inverse), (embedded, held)):
         if leaf.grad is not None:  # weight space does not come back to the labelled points
-            tensors, gradients = [*tensors, tensor], [*gradients, leaf.grad.double()]
-    torch.autograd.backward(tensors, gradients)
+            pulled = pulled + (tensor * leaf.grad).sum()
+    pulled.backward()
     return posterior.nll.detach() / n + total
 
 
@@ -153,6 +160,15 @@ class Trained:
     posterior: Posterior
     history: Tensor  # checks × T validation errors (empty without validation points)
 
+    def cpu(self) -> Trained:
+        posterior = replace(
+            self.posterior,
+            coefficients=self.posterior.coefficients.cpu(),
+            factor=self.posterior.factor.cpu(),
+            nll=self.posterior.nll.cpu(),
+        )
+        return Trained(self.model.to("cpu"), self.embedded.cpu(), posterior, self.history.cpu())
+
     @torch.no_grad()
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of y (noise included), each `[T, q]`, at inputs `[T, q, D]`."""
@@ -161,6 +177,20 @@ class Trained:
         variance = self.posterior.variance(rows, self.model.prior_variance(new)).clamp_min(0)
         return self.posterior.mean(rows), variance + self.model.log_noise.exp().unsqueeze(-1)
 
+    @torch.no_grad()
+    def covariance(self, x: Tensor) -> Tensor:
+        """Joint covariance of y (noise included) at inputs `[T, q, D]`: `[T, q, q]`."""
+        new = self.model.embed(x.double())
+        rows = self.model.rows(self.posterior, new, self.embedded)
+        whitened = torch.linalg.solve_triangular(self.posterior.factor, rows.transpose(-1, -2), upper=False)
+        form = whitened.transpose(-1, -2) @ whitened  # T q q
+        kernel = self.model.kernel(new, new)
+        diagonal = self.model.prior_variance(new) - kernel.diagonal(
+            dim1=-2, dim2=-1
+        )  # 0 but for a unit prior
+        diagonal = diagonal + self.model.log_noise.exp().unsqueeze(-1)
+        return (form if self.posterior.weight_space else kernel - form) + torch.diag_embed(diagonal)
+
 
 @torch.no_grad()
 def condition(model: Model, x: Tensor, y: Tensor, history: Sequence[Tensor] = ()) -> Trained:
@@ -168,7 +198,8 @@ def condition(model: Model, x: Tensor, y: Tensor, history: Sequence[Tensor] = ()
     model = model.to(torch.float64)
     embedded = model.embed(x.double())
     errors = torch.stack(list(history)) if history else y.new_zeros(0, y.shape[0])
-    return Trained(model, embedded, model.condition(embedded, y.double()), errors)
+    posterior = replace(model.condition(embedded, y.double()), inverse=None)  # only training needs it
+    return Trained(model, embedded, posterior, errors)
 
 
 @torch.no_grad()
@@ -213,6 +244,7 @@ def train(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, settings
         loss = backward(live, x_fit, y_fit, unlabeled, settings.alpha)
         if not torch.isfinite(loss).all():
             raise ValueError(f"training diverged at epoch {epoch}: lower lr, or look for extreme inputs")
+        assert parameters.grad is not None
         parameters.grad = functional_gradient(parameters, parameters.grad)
         optimizer.step()
         if n_val and (epoch % settings.check_every == 0 or epoch == settings.epochs):
@@ -221,7 +253,9 @@ def train(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, settings
             least = torch.where(better, history[-1], least)
             best = _where(better, live, best)
     kept = best if n_val else live
-    return condition(kept, x, y, history) if settings.use_validation else condition(kept, x_fit, y_fit, history)
+    return (
+        condition(kept, x, y, history) if settings.use_validation else condition(kept, x_fit, y_fit, history)
+    )
 
 
 @torch.no_grad()
