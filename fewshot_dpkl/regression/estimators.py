@@ -394,7 +394,7 @@ def _tensors(regressor: _EmbeddingGP) -> dict[str, Tensor]:
     }
     if trained.model.frequencies is not None:
         tensors["frequencies"] = trained.model.frequencies
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+    return tensors
 
 
 def load_regressor(path: str | os.PathLike[str]) -> _EmbeddingGP:
@@ -402,7 +402,8 @@ def load_regressor(path: str | os.PathLike[str]) -> _EmbeddingGP:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # a copy: in memory as torch aligns it, so that not a bit of a matrix product changes
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
             f"{path} is not a whole safetensors file ({error}); save the regressor again"

@@ -198,8 +198,10 @@ def condition(model: Model, x: Tensor, y: Tensor, history: Sequence[Tensor] = ()
     model = model.to(torch.float64)
     embedded = model.embed(x.double())
     errors = torch.stack(list(history)) if history else y.new_zeros(0, y.shape[0])
-    posterior = replace(model.condition(embedded, y.double()), inverse=None)  # only training needs it
-    return Trained(model, embedded, posterior, errors)
+    posterior = model.condition(embedded, y.double())
+    # the inverse is for training; the factor as a file will hold it, so that saving changes no bit
+    posterior = replace(posterior, inverse=None, factor=posterior.factor.contiguous())
+    return Trained(model, embedded.contiguous(), posterior, errors)
 
 
 @torch.no_grad()
