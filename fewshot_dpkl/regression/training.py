@@ -104,9 +104,9 @@ def initial_model(embedding: Embedding, settings: Settings, seeds: Sequence[int]
     parameters, frequencies = [], []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
+        parameters.append(embedding.initial(settings.particles, generator))
         if settings.frequencies:
             frequencies.append(random_frequencies(latent_size, settings.frequencies, generator=generator))
-        parameters.append(embedding.initial(settings.particles, generator))
     trials = torch.ones(len(seeds))
     return Model(
         embedding,

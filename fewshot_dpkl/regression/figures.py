@@ -1,0 +1,97 @@
+"""The paper's regression figures, drawn from a results folder alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.regression.sweep import Results
+
+COLOURS = {"gp": "tab:grey", "dkl": "tab:orange", "dpkl": "tab:blue"}
+LABELS = {"rmse": "RMSE of the standardised target", "nll": "negative log likelihood"}
+
+
+def draw(results: Results) -> list[Path]:
+    """RMSE and NLL against n, and the mean embeddings coloured by target; PNG and SVG in the folder."""
+    paths = [path for metric in LABELS for path in _save(_curves(results, metric), results.folder / metric)]
+    embeddings = _embeddings(results)
+    return paths + (_save(embeddings, results.folder / "embeddings") if embeddings else [])
+
+
+def _curves(results: Results, metric: str) -> Figure:
+    """One panel per data set; dashed lines are semi-supervised, bars one standard deviation over trials."""
+    datasets, sizes = results.names("dataset"), results.names("size")
+    figure, axes = plt.subplots(1, len(datasets), figsize=(4 * len(datasets), 3.4), squeeze=False)
+    for axis, dataset in zip(axes[0], datasets, strict=True):
+        for shift, model in enumerate(results.names("model")):
+            found = [(size, results.values(dataset, model, size, metric)) for size in sizes]
+            points = [(size, v.mean(), v.std()) for size, v in found if len(v)]
+            if not points:
+                continue
+            n, mean, spread = map(np.array, zip(*points, strict=True))
+            axis.errorbar(
+                n * (1 + 0.015 * (shift - 2.5)),  # side by side, so that no bar hides another
+                mean,
+                spread,
+                color=COLOURS[model.removeprefix("ss")],
+                linestyle="--" if model.startswith("ss") else "-",
+                marker="s" if model.startswith("ss") else "o",
+                markersize=4,
+                linewidth=1.2,
+                elinewidth=0.7,
+                capsize=2,
+                label=model.upper(),
+            )
+        axis.set(title=Path(dataset).name, xlabel="labelled points n")
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel(LABELS[metric])
+    axes[0, -1].legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def _embeddings(results: Results) -> Figure | None:
+    """The test points' mean embeddings of the first trial, at the size nearest to 100."""
+    datasets = results.names("dataset")
+    size = min(results.names("size"), key=lambda n: abs(n - 100), default=0)
+    models = [
+        model
+        for model in results.names("model")
+        if any(results.embedding_path(dataset, model, size).exists() for dataset in datasets)
+    ]
+    if not models:
+        return None
+    figure, axes = plt.subplots(
+        len(models), len(datasets), figsize=(3.8 * len(datasets), 3 * len(models)), squeeze=False
+    )
+    for (row, column), axis in np.ndenumerate(axes):
+        path = results.embedding_path(datasets[column], models[row], size)
+        axis.set(title=f"{Path(datasets[column]).name}, {models[row].upper()}, n = {size}")
+        if path.exists():
+            with np.load(path, allow_pickle=False) as saved:
+                embedding, target = saved["embedding"], saved["target"]
+            low, high = np.percentile(embedding, [0.5, 99.5], axis=0)
+            margin = 0.05 * (high - low) + 1e-9
+            points = axis.scatter(*embedding.T, c=target, s=5, cmap="viridis", rasterized=True)
+            axis.set(
+                xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1])
+            )
+            figure.colorbar(points, ax=axis, label="target")
+    figure.tight_layout()
+    return figure
+
+
+def _save(figure: Figure, stem: Path) -> list[Path]:
+    paths = [stem.with_suffix(f".{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, dpi=150)
+    plt.close(figure)
+    return paths

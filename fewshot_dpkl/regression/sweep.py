@@ -1,0 +1,271 @@
+"""A comparison of regressors over data sets and label budgets: cells, results on disk, tables.
+
+A cell is one (data set, model, size) with all its trials, trained as one batch. Every finished cell is
+written at once, and a later run with the same settings goes on from there.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.regression.estimators import DKLRegressor, DPKLRegressor, GPRegressor, _EmbeddingGP
+from fewshot_dpkl.regression.gp import gaussian_nll
+from fewshot_dpkl.regression.training import Trained, train
+
+REGRESSORS: dict[str, Callable[[], _EmbeddingGP]] = {
+    "gp": GPRegressor,
+    "dkl": DKLRegressor,
+    "dpkl": DPKLRegressor,
+}
+MODELS = ("gp", "ssgp", "dkl", "ssdkl", "dpkl", "ssdpkl")
+PAIRS = (("dpkl", "dkl"), ("ssdpkl", "ssdkl"), ("dpkl", "gp"), ("ssdpkl", "ssgp"), ("ssdpkl", "dpkl"))
+METRICS = ("rmse", "nll")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (data set, model, size): the arrays and the row numbers of its trials.
+
+    `test [q]`, `training [N - q]` (all rows but the test rows), `labelled [T, n]`, `unlabelled [T, u]`.
+    """
+
+    dataset: str
+    model: str
+    size: int
+    x: np.ndarray
+    y: np.ndarray
+    test: np.ndarray
+    training: np.ndarray
+    labelled: np.ndarray
+    unlabelled: np.ndarray
+    seed: int = 0
+    device: str = "cpu"
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.dataset, self.model, self.size
+
+    @property
+    def semi_supervised(self) -> bool:
+        return self.model.startswith("ss")
+
+    @property
+    def regressor(self) -> _EmbeddingGP:
+        return REGRESSORS[self.model.removeprefix("ss")]()
+
+    @property
+    def work(self) -> float:
+        """Rough cost, for the progress bar and for starting the longest cells first."""
+        particles = self.regressor.settings().particles
+        unlabelled = self.unlabelled.shape[1] if self.semi_supervised else 0
+        points = 2e4 * particles * (self.size + unlabelled)  # the networks
+        algebra = 4.0 * self.size**2 * (self.size + unlabelled)  # the kernel matrix and the variances
+        return len(self.labelled) * (points + (min(algebra, 4e4 * unlabelled) if particles > 1 else algebra))
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One row per trial, the seconds, and the first trial's mean embedding of the test points."""
+
+    key: tuple[str, str, int]
+    rows: list[dict[str, Any]]
+    seconds: float
+    embedding: np.ndarray  # q d
+    target: np.ndarray  # q
+
+
+def trial_tensors(cell: Cell) -> dict[str, Tensor]:
+    """Inputs standardised on all rows outside the test set, targets on each trial's labelled rows.
+
+    A column that is constant outside the test set is dropped.
+    """
+    mean, spread = cell.x[cell.training].mean(0), cell.x[cell.training].std(0)
+    x = (cell.x - mean) / np.where(spread > 1e-12 * np.abs(mean), spread, np.inf)
+    labelled = cell.y[cell.labelled]  # T n
+    shift, scale = labelled.mean(1, keepdims=True), labelled.std(1, keepdims=True)
+    if not (scale > 0).all():
+        raise ValueError(
+            f"{cell.dataset}: a trial of {cell.size} labelled points has one target only; use more"
+        )
+    trials = len(labelled)
+    return {
+        "x": torch.as_tensor(x[cell.labelled], dtype=torch.float32),
+        "y": torch.as_tensor((labelled - shift) / scale),
+        "unlabelled": torch.as_tensor(x[cell.unlabelled], dtype=torch.float32),
+        "x_test": torch.as_tensor(x[cell.test]).expand(trials, -1, -1),
+        "y_test": torch.as_tensor((cell.y[cell.test] - shift) / scale),  # T q
+    }
+
+
+def train_cell(cell: Cell) -> tuple[Trained, dict[str, Tensor]]:
+    """Train all trials of a cell as one batch; each trial's networks follow from (seed, trial) alone."""
+    tensors = {name: tensor.to(cell.device) for name, tensor in trial_tensors(cell).items()}
+    unlabelled = tensors["unlabelled"] if cell.semi_supervised else None
+    if unlabelled is not None and unlabelled.shape[1] == 0:
+        raise ValueError(
+            f"{cell.dataset}: no rows are left as unlabelled points for {cell.model}; lower --sizes"
+        )
+    regressor = cell.regressor
+    seeds = [
+        int(np.random.SeedSequence([cell.seed, trial]).generate_state(1, np.uint64)[0] >> 1)
+        for trial in range(len(cell.labelled))
+    ]
+    model = regressor.start(cell.x.shape[1], seeds).to(cell.device)
+    return train(model, tensors["x"], tensors["y"], unlabelled, regressor.settings()), tensors
+
+
+def run_cell(cell: Cell) -> CellResult:
+    """Train and test a cell: RMSE and mean negative log likelihood of the standardised target."""
+    started = time.perf_counter()
+    trained, tensors = train_cell(cell)
+    mean, variance = trained.predict(tensors["x_test"])
+    rmse = (mean - tensors["y_test"]).square().mean(-1).sqrt().tolist()
+    nll = gaussian_nll(tensors["y_test"], mean, variance).mean(-1).tolist()
+    names = dict(zip(("dataset", "model", "size"), cell.key, strict=True))
+    rows = [{**names, "trial": t, "rmse": rmse[t], "nll": nll[t]} for t in range(len(rmse))]
+    with torch.no_grad():
+        embedding = trained.model.latent(tensors["x_test"].double())[0].mean(0)  # q d
+    seconds = time.perf_counter() - started
+    return CellResult(cell.key, rows, seconds, embedding.cpu().numpy(), cell.y[cell.test])
+
+
+def _single_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
+    """Results as they come: in this process, or in `workers` processes of one thread each.
+
+    Independent cells on single threads keep every core busy, which threads inside one small matrix
+    product do not. Which worker takes a cell changes nothing in its result.
+    """
+    if workers <= 1 or len(cells) <= 1:
+        yield from map(run_cell, cells)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_single_thread) as pool:
+        futures = [pool.submit(run_cell, cell) for cell in cells]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:  # an error or Ctrl-C: do not wait for cells that will not be used
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+
+
+class Results:
+    """`results.json` in a folder: settings, one row per trial, seconds per cell; always written whole."""
+
+    def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.settings = settings
+        self.rows: list[dict[str, Any]] = []
+        self.cells: list[dict[str, Any]] = []
+        if self.path.exists():
+            self._continue()
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "results.json"
+
+    def _continue(self) -> None:
+        try:
+            content = json.loads(self.path.read_text())
+            before, self.rows, self.cells = content["settings"], content["rows"], content["cells"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise ValueError(f"{self.path} is not a result of this program; choose another --out") from None
+        for name, value in self.settings.items():
+            if before.get(name) != value:
+                difference = f"{self.path} was made with {name} {before.get(name)!r}, not {value!r}"
+                raise ValueError(f"{difference}; choose another --out, or go on with the same settings")
+
+    @property
+    def done(self) -> set[tuple[str, str, int]]:
+        return {(cell["dataset"], cell["model"], cell["size"]) for cell in self.cells}
+
+    def add(self, result: CellResult) -> None:
+        """Keep a finished cell, on disk before anything else happens."""
+        dataset, model, size = result.key
+        self.rows += result.rows
+        self.cells.append(
+            {"dataset": dataset, "model": model, "size": size, "seconds": round(result.seconds, 3)}
+        )
+        if result.embedding.shape[1] == 2:
+            with atomic_path(self.embedding_path(dataset, model, size)) as temporary:
+                np.savez(temporary, embedding=result.embedding, target=result.target)
+        self.write()
+
+    def embedding_path(self, dataset: str, model: str, size: int) -> Path:
+        return self.folder / "embeddings" / f"{Path(dataset).name.replace(':', '-')}-{model}-{size}.npz"
+
+    def write(self) -> None:
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+        content = {"settings": self.settings, "versions": versions, "cells": self.cells, "rows": self.rows}
+        with atomic_path(self.path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1))
+        with atomic_path(self.folder / "results.csv") as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["dataset", "model", "size", "trial", *METRICS])
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def values(self, dataset: str, model: str, size: int, metric: str) -> np.ndarray:
+        """The metric of every trial of a cell, by trial; empty if the cell was not run."""
+        rows = [
+            row for row in self.rows if (row["dataset"], row["model"], row["size"]) == (dataset, model, size)
+        ]
+        return np.array([row[metric] for row in sorted(rows, key=lambda row: row["trial"])])
+
+    def names(self, column: str) -> list[Any]:
+        """The data sets, models or sizes that have results, in a fixed order."""
+        found = {row[column] for row in self.rows}
+        return [model for model in MODELS if model in found] if column == "model" else sorted(found)
+
+    def table(self) -> str:
+        """Every cell: mean ± one standard deviation over trials, as a Markdown table."""
+        lines = ["| data set | n | model | RMSE | NLL |", "|---|---|---|---|---|"]
+        for dataset in self.names("dataset"):
+            for size in self.names("size"):
+                for model in self.names("model"):
+                    cells = [self.values(dataset, model, size, metric) for metric in METRICS]
+                    if len(cells[0]):
+                        figures = " | ".join(f"{c.mean():.3f} ± {_deviation(c):.3f}" for c in cells)
+                        lines.append(f"| {dataset} | {size} | {model} | {figures} |")
+        return "\n".join(lines)
+
+    def paired_table(self) -> str:
+        """Differences paired by trial: mean ± standard error, and in how many trials the first is lower."""
+        lines = ["| data set | n | pair | RMSE difference | lower in | NLL difference | lower in |"]
+        lines.append("|---|---|---|---|---|---|---|")
+        for dataset in self.names("dataset"):
+            for size in self.names("size"):
+                for first, second in PAIRS:
+                    figures = []
+                    for metric in METRICS:
+                        a, b = (self.values(dataset, model, size, metric) for model in (first, second))
+                        if len(a) and len(a) == len(b):
+                            error = _deviation(a - b) / len(a) ** 0.5
+                            figures.append(f"{(a - b).mean():+.3f} ± {error:.3f} | {(a < b).sum()}/{len(a)}")
+                    if figures:
+                        lines.append(f"| {dataset} | {size} | {first} - {second} | {' | '.join(figures)} |")
+        return "\n".join(lines)
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
