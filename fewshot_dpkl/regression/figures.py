@@ -28,7 +28,9 @@ def draw(results: Results) -> list[Path]:
 def _curves(results: Results, metric: str) -> Figure:
     """One panel per data set; dashed lines are semi-supervised, bars one standard deviation over trials."""
     datasets, sizes = results.names("dataset"), results.names("size")
-    figure, axes = plt.subplots(1, len(datasets), figsize=(4 * len(datasets), 3.4), squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(datasets), figsize=(max(4 * len(datasets), 6), 3.8), squeeze=False, layout="constrained"
+    )
     for axis, dataset in zip(axes[0], datasets, strict=True):
         for shift, model in enumerate(results.names("model")):
             found = [(size, results.values(dataset, model, size, metric)) for size in sizes]
@@ -52,8 +54,8 @@ def _curves(results: Results, metric: str) -> Figure:
         axis.set(title=Path(dataset).name, xlabel="labelled points n")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(LABELS[metric])
-    axes[0, -1].legend(fontsize=8)
-    figure.tight_layout()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8)
     return figure
 
 
@@ -69,7 +71,11 @@ def _embeddings(results: Results) -> Figure | None:
     if not models:
         return None
     figure, axes = plt.subplots(
-        len(models), len(datasets), figsize=(3.8 * len(datasets), 3 * len(models)), squeeze=False
+        len(models),
+        len(datasets),
+        figsize=(3.8 * len(datasets), 3 * len(models)),
+        squeeze=False,
+        layout="constrained",
     )
     for (row, column), axis in np.ndenumerate(axes):
         path = results.embedding_path(datasets[column], models[row], size)
@@ -79,12 +85,12 @@ def _embeddings(results: Results) -> Figure | None:
                 embedding, target = saved["embedding"], saved["target"]
             low, high = np.percentile(embedding, [0.5, 99.5], axis=0)
             margin = 0.05 * (high - low) + 1e-9
-            points = axis.scatter(*embedding.T, c=target, s=5, cmap="viridis", rasterized=True)
+            colours = dict(zip(("vmin", "vmax"), np.percentile(target, [1, 99]), strict=True))
+            points = axis.scatter(*embedding.T, c=target, s=5, cmap="viridis", rasterized=True, **colours)
             axis.set(
                 xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1])
             )
             figure.colorbar(points, ax=axis, label="target")
-    figure.tight_layout()
     return figure
 
 

@@ -1,7 +1,8 @@
 """The one model behind GP, DKL and DPKL, and its training: all trials of one size as one batch.
 
 Trials are independent: each has its own generator, and no sum runs over trials, so that a trial's result
-does not depend on what it is batched with (up to the rounding of batched matrix products).
+does not depend on what it is batched with, up to the rounding of batched float32 matrix products (which
+50 steps of Nadam turn into about 1e-3 of the error).
 """
 
 from __future__ import annotations
