@@ -3,8 +3,8 @@
     python benchmarks/bench_regression.py --dataset elevators --size 100 --trials 10
 
 All rows are measured in one run on the same threads; read the ratios, not the seconds. The first two rows
-train the same model from the same weights, so their errors agree up to rounding. "one by one" is the same code with
-one trial per batch; "loop over particles" writes DPKL the plain way: a network module per particle.
+train the same model from the same weights, so their errors agree up to rounding. "one by one" is the same
+code with one trial per batch; "loop over particles" writes DPKL the plain way, a network per particle.
 """
 
 from __future__ import annotations
