@@ -87,7 +87,7 @@ def naive_loss(model, x, y, unlabelled, alpha, trial):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("semi", [False, True])
 def test_loss_and_gradient_are_those_of_the_naive_loop(kind, semi, monkeypatch):
-    monkeypatch.setattr(training, "CHUNK_ROWS", 12)  # several pieces
+    monkeypatch.setattr(training, "CHUNK", 600)  # several pieces
     model, _ = start(kind)
     model = model.to(torch.float64)
     x, y, u = data(dtype=torch.float64)

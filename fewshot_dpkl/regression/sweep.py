@@ -73,9 +73,10 @@ class Cell:
         """Rough cost, for the progress bar and for starting the longest cells first."""
         particles = self.regressor.settings().particles
         unlabelled = self.unlabelled.shape[1] if self.semi_supervised else 0
-        points = 2e4 * particles * (self.size + unlabelled)  # the networks
-        algebra = 4.0 * self.size**2 * (self.size + unlabelled)  # the kernel matrix and the variances
-        return len(self.labelled) * (points + (min(algebra, 4e4 * unlabelled) if particles > 1 else algebra))
+        networks = 5e4 * particles * (self.size + unlabelled)
+        width = min(self.size, 200) if particles > 1 else self.size
+        algebra = (2.0 * width + 400) * width * unlabelled + 4.0 * width**2 * self.size
+        return len(self.labelled) * (networks + algebra)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fewshot_dpkl.regression.embeddings import Embedding
 from fewshot_dpkl.regression.gp import Posterior, condition_on_features, condition_on_kernel
 
 Prior = Literal["own", "unit"]
-CHUNK_ROWS = 16384  # trials × particles × unlabelled points embedded at once: what fits a core's cache
+CHUNK = 2**20  # numbers in one layer of the unlabelled points that are embedded at once: what fits a cache
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def backward(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, alpha
     frozen = replace(posterior, inverse=inverse)
     n, n_unlabeled = x.shape[-2], unlabeled.shape[-2]
     total = torch.zeros_like(posterior.nll)
-    step = max(1, CHUNK_ROWS // (x.shape[0] * model.parameters.shape[1]))
+    width = max(64 * model.parameters.shape[1], n)  # of the hidden layers, or of the kernel's rows
+    step = max(1, CHUNK // (x.shape[0] * width))
     for piece in unlabeled.split(step, dim=-2):
         new = model.embed(piece)
         variance = frozen.fast_variance(model.rows(frozen, new, held), model.prior_variance(new)).sum(-1)  # T
