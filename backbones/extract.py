@@ -181,6 +181,6 @@ def extract_features(
     fast = fast.to(device).to(memory_format=torch.channels_last)
     rows = []
     for begin in tqdm(range(0, len(pixels), batch_size), desc="features", disable=None if progress else True):
-        batch = torch.from_numpy(np.ascontiguousarray(pixels[begin : begin + batch_size]))
+        batch = torch.from_numpy(np.array(pixels[begin : begin + batch_size]))  # a copy that can be written
         rows.append(fast(batch.to(device)).cpu().numpy())
     return np.concatenate(rows)

@@ -1,0 +1,290 @@
+"""Training: learns, resumes to the same weights, survives being killed, works on two processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from backbones import Recipe, Stage, build, load_backbone, train
+from backbones.files import load_tensors
+from backbones.train import batches
+from fewshot_dpkl import FeatureSet
+from tests.conftest import ROOT
+from tests.pictures import make_cub, make_folder, zipped
+
+TINY = Recipe(stages=(Stage(1, 16, 8), Stage(2, 32, 6)), lr=5e-3, average=0.8)
+CARD = {"backbone": "conv4", "dataset": "made up", "preprocessing": {"resize": 32, "crop": 32}}
+
+
+def coloured(count: int = 24, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Three classes, told apart by their bright channel."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 3
+    images = rng.integers(0, 130, (count, size, size, 3), dtype=np.uint8)
+    images[np.arange(count), :, :, labels] += 100
+    return images, labels
+
+
+def run(path, recipe=TINY, **options):
+    return train(build("conv4"), *coloured(), recipe, path, CARD, log=lambda line: None, **options)
+
+
+def test_training_learns_to_tell_colours_apart(tmp_path):
+    recipe = dataclasses.replace(TINY, stages=(Stage(12, 16, 6),))
+    card = run(tmp_path / "w.safetensors", recipe)
+    assert card["kept"]["accuracy"] > 0.9
+    assert card["kept"]["loss"] < 0.6
+
+
+def test_the_best_epoch_is_kept(tmp_path):
+    scores = iter(
+        [{"1-nn": 50.0, "centroid": 1.0}, {"1-nn": 70.0, "centroid": 2.0}, {"1-nn": 60.0, "centroid": 99.0}]
+    )
+    card = run(tmp_path / "w.safetensors", validate=lambda model: next(scores))
+    assert card["kept"]["epoch"] == 2
+    assert card["kept"]["1-nn"] == 70.0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("stop_after", [1, 2])
+def test_a_resumed_run_ends_with_the_same_weights(optimizer, stop_after, tmp_path):
+    recipe = dataclasses.replace(TINY, optimizer=optimizer)
+    run(tmp_path / "whole.safetensors", recipe)
+    finished = []
+
+    def stop(model):
+        finished.append(model)
+        if len(finished) > stop_after:
+            raise KeyboardInterrupt
+        return {}
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts.safetensors", recipe, validate=stop)
+    run(tmp_path / "parts.safetensors", recipe, resume=True)
+    for suffix in (".safetensors", ".checkpoint.safetensors"):
+        whole, whole_card = load_tensors(tmp_path / f"whole{suffix}")
+        parts, parts_card = load_tensors(tmp_path / f"parts{suffix}")
+        assert whole.keys() == parts.keys()
+        assert all(torch.equal(whole[name], parts[name]) for name in whole)
+        assert whole_card == parts_card
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    run(tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=r"written with recipe = .*; give the same options to resume"):
+        run(tmp_path / "w.safetensors", dataclasses.replace(TINY, lr=1e-3), resume=True)
+    card = {**CARD, "backbone": "conv6"}
+    with pytest.raises(ValueError, match="written with backbone = 'conv4', this run has 'conv6'"):
+        train(build("conv6"), *coloured(), TINY, tmp_path / "w.safetensors", card, resume=True)
+
+
+def test_an_epoch_shows_every_picture_once_and_in_an_order_of_its_own():
+    images, labels = coloured()
+    images[:] = np.arange(len(images), dtype=np.uint8)[
+        :, None, None, None
+    ]  # a picture's colour is its number
+    recipe = dataclasses.replace(TINY, jitter=0.0)
+    seen = []
+    for epoch in (1, 2):
+        views = torch.cat([views for views, _ in batches(images, labels, recipe, epoch)])
+        colours = (views[:, 0, 0, 0] * 0.229 + 0.485) * 255
+        seen.append(colours.round().int().tolist())
+    assert sorted(seen[0]) == sorted(seen[1]) == list(range(24))
+    assert seen[0] != seen[1]
+
+
+def test_processes_share_each_batch():
+    images, labels = coloured()
+    alone = [sorted(targets.tolist()) for _, targets in batches(images, labels, TINY, 0)]
+    shares = zip(batches(images, labels, TINY, 0, 0, 2), batches(images, labels, TINY, 0, 1, 2), strict=True)
+    assert alone == [sorted(torch.cat([a[1], b[1]]).tolist()) for a, b in shares]
+
+
+def test_the_learning_rate_goes_up_and_down_once():
+    recipe = dataclasses.replace(TINY, lr=1.0, warmup=0.25)
+    rates = [recipe.lr_at(progress) for progress in np.linspace(0, 1, 101)]
+    assert rates[25] == pytest.approx(1.0)
+    assert rates[100] == pytest.approx(0.0)
+    assert all(a < b for a, b in itertools.pairwise(rates[:26]))
+    assert all(a > b for a, b in itertools.pairwise(rates[25:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"optimizer": "magic"}, "choose adamw or sgd"),
+        ({"stages": (Stage(1, 8, 8),)}, "pictures need 16 pixels"),
+        ({"stages": (Stage(1, 16, 100),)}, "batch size 100 does not fit 24 images"),
+    ],
+)
+def test_impossible_recipes_are_refused(change, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        run(tmp_path / "w.safetensors", dataclasses.replace(TINY, **change))
+    assert list(tmp_path.iterdir()) == []
+
+
+def _train_in_process(rank: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    backbone = build("conv4", seed=rank)  # DDP starts both from the weights of process 0
+    train(backbone, *coloured(), TINY, ROOT / folder / "w.safetensors", CARD, log=lambda line: None)
+    np.savez(f"{folder}/{rank}.npz", **{name: value.detach() for name, value in backbone.named_parameters()})
+    dist.destroy_process_group()
+
+
+def test_two_processes_train_one_model(tmp_path):
+    torch.multiprocessing.spawn(_train_in_process, (str(tmp_path),), nprocs=2)
+    first, second = np.load(tmp_path / "0.npz"), np.load(tmp_path / "1.npz")
+    start = dict(build("conv4", seed=0).named_parameters())
+    for name in first.files:
+        assert np.array_equal(first[name], second[name])
+        assert not np.array_equal(first[name], start[name].detach())
+    assert load_tensors(tmp_path / "w.safetensors")[1]["processes"] == 2
+
+
+@pytest.fixture
+def shapes(tmp_path, monkeypatch):
+    """A folder data set, and a cache for its decoded pictures."""
+    monkeypatch.setenv("FEWSHOT_DPKL_CACHE", str(tmp_path / "cache"))
+    return make_folder(tmp_path / "shapes", {"base": 3, "val": 5, "novel": 5}, per_class=20)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Run scripts/NAME.py inside this process, which saves loading torch again."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+
+    def call(name: str, *arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        importlib.import_module("_cli").run(importlib.import_module(name).main)
+
+    return call
+
+
+def options(shapes, out, epochs):
+    kind = ("--dataset", f"folder:{shapes}", "--stages", "16:8:1", "--threads", 1, "--device", "cpu")
+    return [*map(str, kind), "--out", str(out), "--epochs", str(epochs)]
+
+
+def test_a_killed_run_leaves_a_checkpoint_that_loads_and_resumes(shapes, tmp_path, script, capsys):
+    out, checkpoint = tmp_path / "w.safetensors", tmp_path / "w.checkpoint.safetensors"
+    command = [sys.executable, str(ROOT / "scripts" / "train_backbone.py"), *options(shapes, out, 8)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("epoch 2 "):
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    load_backbone(out)
+    load_backbone(checkpoint)
+    epoch = load_tensors(checkpoint)[1]["epoch"]
+    assert 2 <= epoch < 8
+    script("train_backbone", *options(shapes, out, 8), "--resume")
+    assert capsys.readouterr().out.startswith(f"epoch {epoch + 1} ")
+    assert load_tensors(checkpoint)[1]["epoch"] == 8
+
+
+def test_from_pictures_to_features_by_script(shapes, tmp_path, script):
+    weights = tmp_path / "w.safetensors"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    command = [*torchrun, "scripts/train_backbone.py", *options(shapes, weights, 1)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch 1 loss") == 1  # one of the two processes reports
+    for source, out in (
+        (shapes / "novel", "folder.npz"),
+        (zipped(shapes / "novel", tmp_path / "n.zip"), "zip.npz"),
+    ):
+        script(
+            "extract_features",
+            "--backbone",
+            weights,
+            "--images",
+            source,
+            "--out",
+            tmp_path / out,
+            "--threads",
+            1,
+        )
+    from_folder, from_zip = FeatureSet.load(tmp_path / "folder.npz"), FeatureSet.load(tmp_path / "zip.npz")
+    assert from_folder.features.shape == (100, 1600)
+    assert np.array_equal(from_folder.features, from_zip.features)
+    assert np.array_equal(from_folder.labels, np.repeat(np.arange(5), 20))
+    few_each = ("--dataset", f"folder:{shapes}", "--per-class", 5, "--dtype", "float16", "--threads", 1)
+    script("extract_features", "--backbone", weights, *few_each, "--out", tmp_path / "few.safetensors")
+    few = FeatureSet.load(tmp_path / "few.safetensors")
+    assert few.features.dtype == np.float16
+    assert (
+        np.abs(few.features - from_folder.features.reshape(5, 20, 1600)[:, :5].reshape(25, 1600)).max() < 1e-2
+    )
+    assert few.card["backbone"]["recipe"]["stages"] == [{"epochs": 1, "size": 16, "batch_size": 8}]
+
+
+def test_scripts_refuse_bad_input_in_one_sentence(shapes, tmp_path, script, capsys):
+    def refused(*command: object) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            script(*command)
+        assert stopped.value.code == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith("error: ")
+        return str(line)
+
+    out = tmp_path / "w.safetensors"
+    assert "--epochs is 0; expected at least 1" in refused("train_backbone", *options(shapes, out, 0))
+    elsewhere = ("--dataset", "cub", "--data-root", tmp_path)
+    assert "there is no" in refused("train_backbone", *options(shapes, out, 1), *elsewhere)
+    broken = next((shapes / "val").rglob("*.png"))
+    broken.write_bytes(b"no picture")
+    assert f"{broken.name} in" in refused("train_backbone", *options(shapes, out, 1))
+    broken.unlink()
+    assert "expected SIZE:BATCH:SHARE" in refused(
+        "train_backbone", *options(shapes, out, 1), "--stages", "64"
+    )
+    missing = refused("prepare_data", "--dataset", "mini-imagenet", "--source", shapes)
+    assert "has no train.csv; get the" in missing
+    assert "ends in .npz" in refused("extract_features", "--images", shapes, "--out", "x.txt")
+    assert "no backbone 'nothing'" in refused(
+        "extract_features", "--backbone", "nothing", "--images", shapes, "--out", tmp_path / "x.npz"
+    )
+    assert not out.exists()
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_prepare_data_counts_what_is_there(tmp_path, script, capsys, monkeypatch):
+    monkeypatch.setenv("FEWSHOT_DPKL_CACHE", str(tmp_path / "cache"))
+    script("prepare_data", "--dataset", "cub", "--source", make_cub(tmp_path / "birds"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["cub base: 100 classes, 100 pictures", "cub val: 50 classes, 50 pictures"]
+    assert lines[3].startswith("all is there; move or link it to ")
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing(shapes, tmp_path, script, capsys):
+    """Files of more than 100 kB cannot be written: the decoded pictures are there already, weights fail."""
+    out = tmp_path / "out" / "w.safetensors"
+    script("train_backbone", *options(shapes, out, 1))
+    for file in out.parent.iterdir():
+        file.unlink()
+    capsys.readouterr()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            script("train_backbone", *options(shapes, out, 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert stopped.value.code == 2
+    assert "cannot write" in (error := capsys.readouterr().err)
+    assert "File too large; nothing was changed there" in error
+    assert list(out.parent.iterdir()) == []
