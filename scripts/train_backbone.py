@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
     parser.add_argument(
         "--stages",
-        default="64:16:0.8,84:16:0.2",
+        default="48:16:0.35,64:16:0.65",
         help="picture size : batch size : share of the epochs, from first to last (default: %(default)s)",
     )
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
@@ -64,13 +64,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def stages_of(text: str, epochs: int) -> tuple[Stage, ...]:
-    """`64:16:0.8,84:16:0.2` and 10 epochs are 8 epochs of 64-pixel pictures and 2 of 84 pixels."""
+    """`48:16:0.2,64:16:0.8` and 10 epochs are 2 epochs of 48-pixel pictures and 8 of 64 pixels."""
     try:
         parts = [part.split(":") for part in text.split(",")]
         rows = [(int(size), int(batch), float(share)) for size, batch, share in parts]
     except ValueError:
         raise ValueError(
-            f"--stages is {text!r}; expected SIZE:BATCH:SHARE,… like 64:16:0.8,84:16:0.2"
+            f"--stages is {text!r}; expected SIZE:BATCH:SHARE,… like 48:16:0.2,64:16:0.8"
         ) from None
     total = sum(share for _, _, share in rows)
     ends = [round(epochs * part / total) for part in np.cumsum([share for _, _, share in rows])]
