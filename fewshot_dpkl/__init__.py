@@ -1,8 +1,8 @@
 """Few-shot learning on frozen features: DPKL (Mallick et al., 2021) and its rivals.
 
-    from fewshot_dpkl import DPKLHead
-    head = DPKLHead().fit(support_features, support_labels)
-    head.predict_proba(query_features)
+from fewshot_dpkl import DPKLHead
+head = DPKLHead().fit(support_features, support_labels)
+head.predict_proba(query_features)
 """
 
 from fewshot_dpkl.episodes import EpisodeSampler

@@ -37,8 +37,15 @@ class EpisodeSampler:
     NumPy keeps stable.
     """
 
-    def __init__(self, features: FeatureSet, *, way: int = 5, shot: int = 5, query: int = 16, seed: int = 0) -> None:
-        for name, value, least in (("way", way, 2), ("shot", shot, 1), ("query", query, 1), ("seed", seed, 0)):
+    def __init__(
+        self, features: FeatureSet, *, way: int = 5, shot: int = 5, query: int = 16, seed: int = 0
+    ) -> None:
+        for name, value, least in (
+            ("way", way, 2),
+            ("shot", shot, 1),
+            ("query", query, 1),
+            ("seed", seed, 0),
+        ):
             if value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
         self.way, self.shot, self.query, self.seed = way, shot, query, seed

@@ -67,10 +67,14 @@ class FeatureSet:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file: `.npz` (compressed) or `.safetensors`."""
         suffix = Path(path).suffix
-        header = json.dumps({"class_names": list(self.class_names), "card": {**self.card, "checksum": self.checksum}})
+        header = json.dumps(
+            {"class_names": list(self.class_names), "card": {**self.card, "checksum": self.checksum}}
+        )
         arrays = {"features": self.features, "labels": self.labels}
         if suffix not in (".npz", ".safetensors"):
-            raise ValueError(f"cannot write features to {path}; name a file that ends in .npz or .safetensors")
+            raise ValueError(
+                f"cannot write features to {path}; name a file that ends in .npz or .safetensors"
+            )
         with atomic_path(path) as temporary:
             if suffix == ".npz":
                 np.savez_compressed(temporary, header=np.frombuffer(header.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
@@ -88,7 +92,12 @@ class FeatureSet:
             raise FileNotFoundError(
                 f"there is no features file at {path}; write one with scripts/extract_features.py"
             )
-        readers = {".npz": _read_npz, ".safetensors": _read_safetensors, ".hdf5": _read_hdf5, ".h5": _read_hdf5}
+        readers = {
+            ".npz": _read_npz,
+            ".safetensors": _read_safetensors,
+            ".hdf5": _read_hdf5,
+            ".h5": _read_hdf5,
+        }
         suffix = Path(path).suffix
         if suffix not in readers:
             raise ValueError(f"cannot read features from {path}; known endings are {', '.join(readers)}")
@@ -127,14 +136,18 @@ def check(features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] |
             f"{bad.argmax()}); check the backbone that made them"
         )
     if class_names is not None and not (labels.min() >= 0 and labels.max() < len(class_names)):
-        raise ValueError(f"{what} has labels {labels.min()} to {labels.max()} but {len(class_names)} class names")
+        raise ValueError(
+            f"{what} has labels {labels.min()} to {labels.max()} but {len(class_names)} class names"
+        )
 
 
 def _first(arrays: dict[str, np.ndarray], names: tuple[str, ...], path: str | os.PathLike[str]) -> np.ndarray:
     for name in names:
         if name in arrays:
             return arrays[name]
-    raise ValueError(f"{path} holds {', '.join(arrays) or 'nothing'}; expected an array named {' or '.join(names)}")
+    raise ValueError(
+        f"{path} holds {', '.join(arrays) or 'nothing'}; expected an array named {' or '.join(names)}"
+    )
 
 
 Contents = tuple[dict[str, np.ndarray], dict[str, Any]]
@@ -163,7 +176,9 @@ def _read_hdf5(path: str | os.PathLike[str]) -> Contents:
     try:
         import h5py
     except ImportError:
-        raise ValueError(f"reading {path} needs h5py; install it with: pip install 'fewshot-dpkl[hdf5]'") from None
+        raise ValueError(
+            f"reading {path} needs h5py; install it with: pip install 'fewshot-dpkl[hdf5]'"
+        ) from None
     try:
         with h5py.File(path, "r") as file:
             features, labels = file["all_feats"][()], file["all_labels"][()]

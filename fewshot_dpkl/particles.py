@@ -30,16 +30,15 @@ def bandwidth(distances: Tensor, rule: Bandwidth = "paper") -> Tensor:
         `[..., 1, 1]` bandwidths, never zero.
     """
     m = distances.shape[-1]
+    ordered = distances.flatten(-2).sort(-1).values  # m zeros of the diagonal, then every pair twice
     if rule == "paper":
-        rows, columns = torch.triu_indices(m, m, offset=1, device=distances.device)
-        entries, divisor = distances[..., rows, columns], math.log(m)
+        first, count, divisor = m, m * (m - 1), math.log(m)
     elif rule == "liu-wang":
-        entries, divisor = distances.flatten(-2), math.log(m + 1)
+        first, count, divisor = 0, m * m, math.log(m + 1)
     else:
         raise ValueError(f"unknown bandwidth rule {rule!r}; use 'paper' or 'liu-wang'")
-    ordered, last = entries.sort(-1).values, entries.shape[-1] - 1
-    median = (ordered[..., last // 2] + ordered[..., (last + 1) // 2]) / 2
-    return (median / divisor).clamp_min(torch.finfo(distances.dtype).tiny ** 0.5)[..., None, None]
+    median = (ordered[..., first + (count - 1) // 2] + ordered[..., first + count // 2]) / 2
+    return (median / divisor).clamp_min_(torch.finfo(distances.dtype).tiny ** 0.5)[..., None, None]
 
 
 def particle_distances(particles: Tensor) -> Tensor:
@@ -90,6 +89,8 @@ def svgd_direction(particles: Tensor, scores: Tensor, rule: Bandwidth = "paper")
         `[..., m, p]`, a direction to *ascend* along.
     """
     kappa, h = particle_kernel(particle_distances(particles), rule)
-    # ∇_{θ_j} κ(θ_j, θ_i) = 2/h · κ_ij (θ_i - θ_j): away from every neighbour
-    repulsion = (2 / h) * (kappa.sum(-1, keepdim=True) * particles - kappa @ particles)
-    return (kappa @ scores + repulsion) / particles.shape[-2]
+    # ∇_{θ_j} κ(θ_j, θ_i) = 2/h · κ_ij (θ_i - θ_j), away from every neighbour; summed over j this is a
+    # matrix, small beside the particles, times the particles.
+    repulsion = (torch.diag_embed(kappa.sum(-1)) - kappa) * (2 / h)  # ... m m
+    m = particles.shape[-2]
+    return (kappa / m) @ scores + (repulsion / m) @ particles

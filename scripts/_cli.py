@@ -28,7 +28,9 @@ def run(main: Callable[[], None]) -> None:
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores)")
 
 
@@ -46,5 +48,7 @@ def use_device(arguments: argparse.Namespace) -> torch.device:
         device = torch.device(arguments.device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        raise ValueError(f"device {arguments.device!r} is not available here; use --device auto or cpu") from None
+        raise ValueError(
+            f"device {arguments.device!r} is not available here; use --device auto or cpu"
+        ) from None
     return device

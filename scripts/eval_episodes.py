@@ -34,19 +34,27 @@ from fewshot_dpkl.files import atomic_path
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--features", type=Path, default=SHIPPED, help="features file (default: the shipped one)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--features", type=Path, default=SHIPPED, help="features file (default: the shipped one)"
+    )
     parser.add_argument(
         "--head", action="append", metavar="NAME", help=f"all, or one of: {', '.join(HEADS)}; can be repeated"
     )
     parser.add_argument("--episodes", type=int, default=600, help="number of episodes (default: %(default)s)")
     parser.add_argument("--way", type=int, default=5, help="classes per episode (default: %(default)s)")
-    parser.add_argument("--shot", type=int, default=5, help="support examples per class (default: %(default)s)")
+    parser.add_argument(
+        "--shot", type=int, default=5, help="support examples per class (default: %(default)s)"
+    )
     parser.add_argument("--query", type=int, default=16, help="queries per class (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the episodes and heads (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the episodes and heads (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="folder for results.json and episodes.csv")
     parser.add_argument(
-        "--batch-episodes", type=int, default=16, help="episodes trained together (default: %(default)s)"
+        "--batch-episodes", type=int, default=32, help="episodes trained together (default: %(default)s)"
     )
     add_device_arguments(parser)
     return parser.parse_args()
@@ -109,11 +117,15 @@ def run_with_bar(
 def table(results: dict[str, HeadResult]) -> str:
     """The results as text, accuracies in percent."""
     first = next(iter(results))
-    lines = [f"{'head':<10}{'accuracy %':>16}{'NLL':>9}{'ECE':>8}{'seconds':>10}   difference to {first}, paired"]
+    lines = [
+        f"{'head':<10}{'accuracy %':>16}{'NLL':>9}{'ECE':>8}{'seconds':>10}   difference to {first}, paired"
+    ]
     for name, result in results.items():
         figures = result.summary()
         accuracy = f"{100 * figures['accuracy']:.2f} ± {100 * figures['ci95']:.2f}"
-        line = f"{name:<10}{accuracy:>16}{figures['nll']:>9.4f}{figures['ece']:>8.4f}{figures['seconds']:>10.1f}"
+        line = (
+            f"{name:<10}{accuracy:>16}{figures['nll']:>9.4f}{figures['ece']:>8.4f}{figures['seconds']:>10.1f}"
+        )
         if name != first:
             difference, interval = paired_difference(result, results[first])
             line += f"   {100 * difference:+.2f} ± {100 * interval:.2f}"
@@ -122,10 +134,15 @@ def table(results: dict[str, HeadResult]) -> str:
 
 
 def write(
-    arguments: argparse.Namespace, features: FeatureSet, sampler: EpisodeSampler, results: dict[str, HeadResult]
+    arguments: argparse.Namespace,
+    features: FeatureSet,
+    sampler: EpisodeSampler,
+    results: dict[str, HeadResult],
 ) -> None:
     """results.json and episodes.csv, each whole or not at all; accuracies as fractions."""
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    settings = {
+        key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()
+    }
     document: dict[str, Any] = {
         "settings": {**settings, "head": list(results)},
         "versions": {

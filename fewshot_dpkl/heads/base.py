@@ -66,7 +66,8 @@ class Head(ClassifierMixin, BaseEstimator):
         self._order = np.argsort(np.argsort(first))  # inside number of each sorted class
         support = torch.as_tensor(features, device=_device_of(X))[None]
         labels = torch.as_tensor(self._order[codes.ravel()], device=support.device)[None]
-        self.state_ = self.fit_episodes(support, labels, [self._seed()])
+        state = self.fit_episodes(support, labels, [self._seed()])
+        self.state_ = {key: value.contiguous() for key, value in state.items()}  # as it will be read back
         return self
 
     def predict_log_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
@@ -74,9 +75,13 @@ class Head(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "state_")
         features = validate_data(self, _to_numpy(X), dtype=np.float32, reset=False)
         device = next(iter(self.state_.values())).device
+        # In float64, so that a row's answer does not depend on the rows beside it.
+        state = {
+            key: widest(value) if value.is_floating_point() else value for key, value in self.state_.items()
+        }
         with torch.no_grad():
-            inside = self.log_proba_episodes(self.state_, torch.as_tensor(features, device=device)[None])[0]
-        return inside.double().log_softmax(-1).cpu().numpy()[:, self._order]
+            inside = self.log_proba_episodes(state, widest(torch.as_tensor(features, device=device))[None])[0]
+        return inside.cpu().double().log_softmax(-1).numpy()[:, self._order]
 
     def predict_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
         """Probabilities `[q, C]`, positive and summing to one, columns in the order of `classes_`."""
@@ -109,7 +114,7 @@ class Head(ClassifierMixin, BaseEstimator):
             "order": self._order.tolist(),
             "n_features": self.n_features_in_,
         }
-        tensors = {key: value.detach().cpu().contiguous() for key, value in self.state_.items()}
+        tensors = {key: value.cpu() for key, value in self.state_.items()}
         with atomic_path(path) as temporary:
             save_file(tensors, temporary, metadata={"fewshot_dpkl": json.dumps(description)})
 
@@ -144,13 +149,20 @@ def make(name: str, heads: dict[str, type[Head]], parameters: dict[str, Any]) ->
     known = inspect.signature(heads[name]).parameters
     for parameter in parameters:
         if parameter not in known:
-            raise ValueError(f"head {name!r} has no parameter {parameter!r}; it takes {', '.join(known) or 'none'}")
+            raise ValueError(
+                f"head {name!r} has no parameter {parameter!r}; it takes {', '.join(known) or 'none'}"
+            )
     return heads[name](**parameters)
 
 
 def unit(x: Tensor) -> Tensor:
     """Rows of `x` `[..., d]` scaled to length one (rows of zeros stay zero)."""
     return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def widest(x: Tensor) -> Tensor:
+    """`x` in float64, or in float32 on devices that know no float64."""
+    return x.float() if x.device.type == "mps" else x.double()
 
 
 def one_hot(labels: Tensor, dtype: torch.dtype) -> Tensor:

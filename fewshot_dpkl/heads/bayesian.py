@@ -14,6 +14,7 @@ from fewshot_dpkl.heads.particle import (
     DotProduct,
     ExactKernel,
     FourierKernel,
+    Optimizer,
     Particles,
     Similarity,
     class_log_probabilities,
@@ -21,7 +22,7 @@ from fewshot_dpkl.heads.particle import (
     predictive,
     train,
 )
-from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.heads.span import Span, support_span
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.particles import Bandwidth, particle_distances
 
@@ -83,11 +84,17 @@ class DPKLHead(Head):
 
     Args:
         kernel: `rff` for random Fourier features, `exact` for the closed form.
-        frequencies: R, the number of random frequencies (orthogonal); drawn once from `frequency_seed`,
-            they are part of the kernel and shared by all episodes.
+        frequencies: R, the number of random frequencies (orthogonal); default 10·`latent`. Drawn once from
+            `frequency_seed`, they are part of the kernel and shared by all episodes.
+        frequencies_per_step: how many of them a training step looks at, a different block each time, as a
+            minibatch looks at some of the points; default `latent`, one orthogonal block. A small R would
+            be as fast, but training then finds directions in which the few frequencies misjudge the kernel.
         lengthscale: ℓ of the squared-exponential kernel.
         embeddings: m, the particles of the layer.
         latent: d, the width of the layer.
+        optimizer: `adam`, `sgd` or `momentum`.
+        span: train in the span of the support set where n < D (see `span.py`): many times faster, the same
+            result for `sgd` and `momentum`, another basis for `adam`.
         particles, epochs, batch_size, learning_rate, prior, bandwidth, random_state: as in `BLRHead`.
     """
 
@@ -96,7 +103,8 @@ class DPKLHead(Head):
     def __init__(
         self,
         kernel: Literal["rff", "exact"] = "rff",
-        frequencies: int = 256,
+        frequencies: int | None = None,
+        frequencies_per_step: int | None = None,
         lengthscale: float = 1.0,
         embeddings: int = 10,
         latent: int = 128,
@@ -106,11 +114,14 @@ class DPKLHead(Head):
         learning_rate: float = 1e-3,
         prior: float = 1e-3,
         bandwidth: Bandwidth = "paper",
+        optimizer: Optimizer = "adam",
+        span: bool = True,
         frequency_seed: int = 0,
         random_state: int | None = 0,
     ) -> None:
         self.kernel = kernel
         self.frequencies = frequencies
+        self.frequencies_per_step = frequencies_per_step
         self.lengthscale = lengthscale
         self.embeddings = embeddings
         self.latent = latent
@@ -120,19 +131,27 @@ class DPKLHead(Head):
         self.learning_rate = learning_rate
         self.prior = prior
         self.bandwidth = bandwidth
+        self.optimizer = optimizer
+        self.span = span
         self.frequency_seed = frequency_seed
         self.random_state = random_state
 
-    def _similarity(self, like: Tensor) -> Similarity:
+    def _similarity(self, like: Tensor) -> tuple[Similarity, Sequence[Similarity]]:
+        """The kernel of the model and those of the training steps, on the device of `like`."""
         if self.kernel == "exact":
-            return ExactKernel(self.lengthscale)
+            exact = ExactKernel(self.lengthscale)
+            return exact, [exact]
         if self.kernel != "rff":
             raise ValueError(f"unknown kernel {self.kernel!r}; use 'rff' or 'exact'")
-        generator = torch.Generator().manual_seed(self.frequency_seed)
         frequencies = random_frequencies(
-            self.latent, self.frequencies, orthogonal=True, lengthscale=self.lengthscale, generator=generator
-        )
-        return FourierKernel(frequencies.to(like))
+            self.latent,
+            self.frequencies or 10 * self.latent,
+            orthogonal=True,
+            lengthscale=self.lengthscale,
+            generator=torch.Generator().manual_seed(self.frequency_seed),
+        ).to(like)
+        blocks = frequencies.split(self.frequencies_per_step or self.latent)
+        return FourierKernel(frequencies), [FourierKernel(block) for block in blocks]
 
     @torch.no_grad()
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
@@ -147,13 +166,14 @@ class DPKLHead(Head):
         theta *= self.latent**-0.5
         orders = torch.stack([draw.orders(self.epochs, n) for draw in draws]).to(labels.device)
 
-        span = support_span(unit(support))
+        span = support_span(unit(support)) if self.span else Span(unit(support), None)
         inside = span.from_features(weights)  # E m r d
         outside = particle_distances(weights.flatten(2)) - particle_distances(inside.flatten(2))
+        similarity, of_steps = self._similarity(support)
         trained = train(
-            span.coordinates, labels, Particles(inside, theta), self._similarity(support), orders,
+            span.coordinates, labels, Particles(inside, theta), similarity, orders, of_steps=of_steps,
             batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
-            outside=outside,
+            outside=outside, optimizer=self.optimizer,
         )  # fmt: skip
         assert trained.weights is not None
         weights += span.to_features(trained.weights - inside)
@@ -161,7 +181,7 @@ class DPKLHead(Head):
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         z = embed(unit(query), state["weights"])
-        return predictive(class_log_probabilities(z, state["class_weights"], self._similarity(query)))
+        return predictive(class_log_probabilities(z, state["class_weights"], self._similarity(query)[0]))
 
 
 class DBLRHead(DPKLHead):

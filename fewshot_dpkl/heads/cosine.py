@@ -64,7 +64,9 @@ class CosineHead(Head):
         weights = weights + directions[..., -1:] * rest
         return {"class_weights": gains[..., None] * unit(weights)}
 
-    def _descend(self, inputs: Tensor, targets: Tensor, directions: Tensor, gains: Tensor, orders: Tensor) -> None:
+    def _descend(
+        self, inputs: Tensor, targets: Tensor, directions: Tensor, gains: Tensor, orders: Tensor
+    ) -> None:
         """SGD on `directions` `[E, C, r]` and `gains` `[E, C]`, in place, torch's rule for the first step."""
         sgd = torch.optim.SGD(
             [directions, gains],

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fewshot_dpkl.heads.base import Head, State, one_hot, unit
-from fewshot_dpkl.heads.span import support_span, widest
+from fewshot_dpkl.heads.base import Head, State, one_hot, unit, widest
+from fewshot_dpkl.heads.span import support_span
 
 
 class LogisticRegressionHead(Head):

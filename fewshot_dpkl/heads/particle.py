@@ -13,16 +13,18 @@ save two thirds of the time, and the tests compare them with autograd.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import one_hot
-from fewshot_dpkl.kernels import squared_distances
 from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_direction
+
+
+Optimizer = Literal["adam", "sgd", "momentum"]
 
 
 class Similarity(Protocol):
@@ -53,7 +55,11 @@ class DotProduct(Similarity):
 
 
 class ExactKernel(Similarity):
-    """The closed form, in logarithms: with short lengthscales exp would underflow."""
+    """The closed form, in logarithms: with short lengthscales exp would underflow.
+
+    Both sides have unit length, so -|z - θ|²/2 is z·θ - 1. (A dead embedding, all zeros, counts as
+    orthogonal to every class.)
+    """
 
     normalised = True
 
@@ -63,7 +69,9 @@ class ExactKernel(Similarity):
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
         m, b = z.shape[1:3]
         self.z, self.theta = z.flatten(1, 2), theta  # E mb d, E K d
-        log_k = squared_distances(self.z, theta).mul_(-self.precision / 2).unflatten(1, (m, b))  # E m b K
+        log_k = (
+            (self.z @ theta.transpose(-1, -2)).sub_(1).mul_(self.precision).unflatten(1, (m, b))
+        )  # E m b K
         top = log_k.amax(1, keepdim=True)
         k = log_k.sub_(top).exp_()
         total = k.sum(1, keepdim=True)
@@ -71,7 +79,6 @@ class ExactKernel(Similarity):
         return total.div_(m).log_().add_(top)[:, 0]
 
     def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
-        # The |z|² and |θ|² of the distance only push along z and θ, which the normalisation cancels.
         shares = self.share
         to_theta = (shares * (grad_classes * self.precision)[:, None]).flatten(1, 2)  # E mb K
         grad_theta = to_theta.transpose(-1, -2) @ self.z
@@ -129,8 +136,8 @@ def normalise(h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalise_backward(grad: Tensor, z: Tensor, length: Tensor) -> Tensor:
-    """The gradient in `z` = h/|h| carried back to h: what points along z is lost."""
-    return (grad - z * (z * grad).sum(-1, keepdim=True)) / length
+    """The gradient in `z` = h/|h| carried back to h, in place: what points along z is lost."""
+    return grad.addcmul_(z, (z * grad).sum(-1, keepdim=True), value=-1).div_(length)
 
 
 def embed(inputs: Tensor, weights: Tensor | None) -> Tensor:
@@ -173,6 +180,7 @@ def directions(
     prior: float,
     rule: Bandwidth = "paper",
     outside: Tensor | float = 0.0,
+    out: Tensor | None = None,
 ) -> list[Tensor]:
     """Descent directions of one minibatch, one for each of `particles.tensors()`.
 
@@ -186,11 +194,9 @@ def directions(
     b = inputs.shape[1]
     weights, theta = particles.weights, particles.theta
     if weights is None:
-        z, active, length = inputs[:, None], None, None
+        z, length = inputs[:, None], inputs
     else:
-        hidden = inputs[:, None] @ weights  # E m b d
-        active = hidden > 0
-        z, length = normalise(hidden.relu_())
+        z, length = normalise((inputs[:, None] @ weights).relu_())  # E m b d
 
     log_rho, theta_unit, theta_length = _forward(z, theta, similarity)
     toward = targets[:, :, None] - log_rho.exp()  # ∂ log ρ_y / ∂s: E b P C
@@ -204,14 +210,18 @@ def directions(
     score = grad_theta.view_as(theta) - 2 * prior * theta
     theta_step = svgd_direction(theta.flatten(2), score.flatten(2), rule).view_as(theta)
     if weights is None:
-        return [-theta_step]
+        return [theta_step.neg_()]
 
-    assert grad_z is not None and active is not None and length is not None
-    grad_hidden = normalise_backward(grad_z, z, length) * active  # E m b d
+    assert grad_z is not None
+    grad_hidden = normalise_backward(grad_z, z, length).mul_(z.sign())  # through the ReLU: E m b d
     kappa, _ = particle_kernel(particle_distances(weights.flatten(2)) + outside, rule)
     # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing before multiplying by Xᵀ is r/b times cheaper.
     mixed = (kappa @ grad_hidden.flatten(2)).view_as(grad_hidden)
-    return [inputs.transpose(-1, -2)[:, None] @ mixed, -theta_step]
+    transposed = inputs.transpose(-1, -2)[:, None].expand(-1, mixed.shape[1], -1, -1)  # E m r b
+    weights_step = torch.bmm(
+        transposed.flatten(0, 1), mixed.flatten(0, 1), out=None if out is None else out.flatten(0, 1)
+    )
+    return [weights_step.view_as(weights), theta_step.neg_()]
 
 
 def _forward(z: Tensor, theta: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,40 +246,54 @@ def train(
     similarity: Similarity,
     orders: Tensor,
     *,
+    of_steps: Sequence[Similarity] | None = None,
     batch_size: int,
     learning_rate: float,
     prior: float,
     rule: Bandwidth = "paper",
     outside: Tensor | float = 0.0,
     check_every: int = 10,
+    optimizer: Optimizer = "adam",
 ) -> Particles:
     """Train E models at once and return, for each, the parameters with the least training error.
 
     Args:
         inputs: `[E, n, r]` support points.
         labels: `[E, n]`.
+        similarity: of the model; it judges the training error.
         orders: `[E, epochs, n]`, the order of the points in every epoch.
+        of_steps: cheaper estimates of `similarity`, one for each step in turn (default: itself).
         check_every: epochs between looks at the training error (of equal errors the lower loss wins).
     """
+    of_steps = of_steps or [similarity]
     targets = one_hot(labels, inputs.dtype)
     current = Particles(*[t if t is None else t.clone() for t in (start.weights, start.theta)])
-    adam = torch.optim.Adam(current.tensors(), lr=learning_rate, fused=inputs.device.type != "mps")
+    optimise = make_optimizer(optimizer, current.tensors(), learning_rate)
     best = Selection(current)
     episodes = torch.arange(len(inputs), device=inputs.device)[:, None]
     n, epochs = inputs.shape[1], orders.shape[1]
     steps_per_epoch = -(-n // batch_size)
     for step, (epoch, indices) in enumerate(minibatches(orders, batch_size), start=1):
         moves = directions(
-            inputs[episodes, indices], targets[episodes, indices], current, similarity,
-            n=n, prior=prior, rule=rule, outside=outside,
+            inputs[episodes, indices], targets[episodes, indices], current, of_steps[step % len(of_steps)],
+            n=n, prior=prior, rule=rule, outside=outside, out=None if current.weights is None else current.weights.grad,
         )  # fmt: skip
         for parameter, move in zip(current.tensors(), moves, strict=True):
             parameter.grad = move
-        adam.step()
+        optimise.step()
         if step % steps_per_epoch == 0 and ((epoch + 1) % check_every == 0 or epoch + 1 == epochs):
             log_rho = class_log_probabilities(embed(inputs, current.weights), current.theta, similarity)
             best.offer(predictive(log_rho), labels)
     return best.particles
+
+
+def make_optimizer(name: Optimizer, tensors: list[Tensor], learning_rate: float) -> torch.optim.Optimizer:
+    """All are elementwise or linear, so that stacked episodes do not touch each other."""
+    if name == "adam":
+        return torch.optim.Adam(tensors, lr=learning_rate, fused=True)
+    if name in ("sgd", "momentum"):
+        return torch.optim.SGD(tensors, lr=learning_rate, momentum=0.9 if name == "momentum" else 0.0)
+    raise ValueError(f"unknown optimizer {name!r}; use 'adam', 'sgd' or 'momentum'")
 
 
 class Selection:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fewshot_dpkl.heads.base import widest
+
 
 @dataclass(frozen=True)
 class Span:
@@ -40,11 +42,6 @@ class Span:
     @staticmethod
     def _broadcast(basis: Tensor, weights: Tensor) -> Tensor:
         return basis.view(len(basis), *[1] * (weights.dim() - 3), *basis.shape[1:])
-
-
-def widest(x: Tensor) -> Tensor:
-    """`x` in float64, or in float32 on devices that know no float64."""
-    return x.float() if x.device.type == "mps" else x.double()
 
 
 def support_span(support: Tensor) -> Span:

@@ -1,0 +1,145 @@
+"""Reference loops: the models as one would first write them.
+
+One episode at a time, a Python loop over the particles, all D dimensions, autograd, torch's optimisers.
+Written for clarity; the tests hold the fast heads to it and the benchmark measures them against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize, one_hot, relu
+
+from fewshot_dpkl.heads.draws import Draws
+
+
+def kernel_value(z: Tensor, theta: Tensor, frequencies: Tensor | None) -> Tensor:
+    """k between rows of z `[b, d]` and theta `[C, d]` at ℓ = 1: `[b, C]`; by random features if given."""
+    if frequencies is None:
+        return torch.exp(-(torch.cdist(z, theta, compute_mode="donot_use_mm_for_euclid_dist") ** 2) / 2)
+    features = [
+        torch.cat([torch.cos(x @ frequencies.T), torch.sin(x @ frequencies.T)], -1) / len(frequencies) ** 0.5
+        for x in (z, theta)
+    ]
+    return features[0] @ features[1].T
+
+
+def particle_kernel(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """κ `[m, m]` and the bandwidth h of particles `[m, p]`, median heuristic."""
+    m = len(flat)
+    if m == 1:
+        return flat.new_ones(1, 1), flat.new_ones(())
+    products = flat @ flat.T
+    squares = products.diag()[:, None] + products.diag() - 2 * products
+    squares.fill_diagonal_(0)
+    h = squares[torch.triu_indices(m, m, 1).unbind()].quantile(0.5) / math.log(m)
+    return torch.exp(-squares / h), h
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).flatten(1)
+
+
+def probabilities(
+    x: Tensor, weights: list[Tensor], thetas: list[Tensor], frequencies: Tensor | None
+) -> list[Tensor]:
+    """ρ^p of every class-weight particle: m tensors `[b, C]`."""
+    embeddings = [normalize(relu(x @ w), dim=-1) for w in weights]
+    result = []
+    for theta in thetas:
+        unit = normalize(theta, dim=-1)
+        k = sum(kernel_value(z, unit, frequencies) for z in embeddings) / len(embeddings)
+        k = torch.where(k > 0.01, k, 0.01 * torch.exp(k / 0.01 - 1))  # random features can be negative
+        result.append(k / k.sum(-1, keepdim=True))
+    return result
+
+
+def dpkl(
+    support: Tensor,
+    labels: Tensor,
+    query: Tensor,
+    seed: int,
+    *,
+    frequencies: Tensor | None = None,
+    embeddings: int = 10,
+    particles: int = 10,
+    latent: int = 128,
+    epochs: int = 100,
+    batch_size: int = 5,
+    learning_rate: float = 1e-3,
+    prior: float = 1e-3,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
+) -> Tensor:
+    """Fit DPKL (DBLR with `embeddings=1`) to one episode; class probabilities of the queries `[q, C]`."""
+    n, features = support.shape
+    classes = int(labels.max()) + 1
+    draws = Draws(seed)
+    weights = list(draws.normal(embeddings, features, latent).to(support) * (2 / (features + latent)) ** 0.5)
+    thetas = list(draws.normal(particles, classes, latent).to(support) * latent**-0.5)
+    orders = draws.orders(epochs, n)
+    x, y = normalize(support, dim=-1), one_hot(labels, classes)
+    optimise = optimizer([*weights, *thetas], lr=learning_rate)  # type: ignore[call-arg]
+    best: tuple[float, float] = (math.inf, math.inf)
+    kept: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    for epoch in range(epochs):
+        for batch in orders[epoch].split(batch_size):
+            for tensor in (*weights, *thetas):
+                tensor.requires_grad_()
+            rho = probabilities(x[batch], weights, thetas, frequencies)
+            of_truth = [(r * y[batch]).sum(-1) for r in rho]
+            loss = -(sum(of_truth) / particles).log().mean()
+            weight_grads = torch.autograd.grad(loss, weights, retain_graph=True)
+            scores = []
+            for theta, r in zip(thetas, of_truth, strict=True):
+                log_posterior = n / len(batch) * r.log().sum() - prior * theta.square().sum()
+                scores += torch.autograd.grad(log_posterior, theta, retain_graph=True)
+
+            with torch.no_grad():
+                kappa, _ = particle_kernel(flatten(weights))
+                mixed = kappa @ flatten(weight_grads)  # Algorithm 1
+                for w, row in zip(weights, mixed, strict=True):
+                    w.grad = row.view_as(w)
+                flat = flatten(thetas)
+                kappa, h = particle_kernel(flat)
+                repulsion = 2 / h * (kappa[:, :, None] * (flat[:, None] - flat[None])).sum(1)
+                direction = (kappa @ flatten(scores) + repulsion) / particles  # SVGD
+                for theta, row in zip(thetas, direction, strict=True):
+                    theta.grad = -row.view_as(theta)
+            optimise.step()
+
+        if (epoch + 1) % 10 == 0 or epoch + 1 == epochs:
+            with torch.no_grad():
+                mean = sum(probabilities(x, weights, thetas, frequencies)) / particles
+                error = float((mean.argmax(-1) != labels).float().mean())
+                loss_now = -float((mean * y).sum(-1).log().mean())
+            if (error, loss_now) < best:
+                best = (error, loss_now)
+                kept = ([w.detach().clone() for w in weights], [t.detach().clone() for t in thetas])
+
+    with torch.no_grad():
+        return sum(probabilities(normalize(query, dim=-1), *kept, frequencies)) / particles  # type: ignore[return-value]
+
+
+def cosine(support: Tensor, labels: Tensor, query: Tensor, seed: int, epochs: int = 100) -> Tensor:
+    """Baseline++ fine-tuning as Chen et al. (2019) do it; class probabilities of the queries `[q, C]`."""
+    n, features = support.shape
+    classes = int(labels.max()) + 1
+    draws = Draws(seed)
+    initial = (2 * draws.uniform(classes, features).to(support) - 1) / features**0.5
+    layer = torch.nn.Linear(features, classes, bias=False, dtype=support.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(initial)
+    layer = torch.nn.utils.parametrizations.weight_norm(layer, dim=0)
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.01, momentum=0.9, dampening=0.9, weight_decay=0.001)
+    x = normalize(support, dim=-1)
+    for order in draws.orders(epochs, n):
+        for batch in order.split(4):
+            sgd.zero_grad()
+            cross_entropy(2 * layer(x[batch]), labels[batch]).backward()
+            sgd.step()
+    with torch.no_grad():
+        return (2 * layer(normalize(query, dim=-1))).softmax(-1)

@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+
+from fewshot_dpkl import EpisodeSampler
+from tests.conftest import cluster_features
+
+
+def test_episodes_depend_on_seed_and_number_alone(clusters):
+    sampler = EpisodeSampler(clusters, seed=3)
+    whole = sampler.draw(range(20))
+    for size in (1, 7, 20):
+        parts = list(sampler.batches(range(20), size))
+        for name in ("classes", "support", "query", "seeds"):
+            assert np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
+    assert np.array_equal(sampler.draw(np.array([13, 2])).support, whole.support[[13, 2]])
+    assert not np.array_equal(EpisodeSampler(clusters, seed=4).draw(range(20)).support, whole.support)
+
+
+EXPECTED = {
+    "classes": [[2, 1, 0], [6, 3, 4]],
+    "support": [[[62], [50], [23]], [[181], [92], [130]]],
+    "query": [[[71, 64], [44, 39], [0, 19]], [[206, 189], [111, 117], [122, 137]]],
+}
+
+
+def test_episodes_are_the_same_on_every_machine():
+    """Figures of these episodes are published: their stream must not change."""
+    episode = EpisodeSampler(cluster_features(), way=3, shot=1, query=2, seed=0).draw(range(2))
+    assert episode.classes.tolist() == EXPECTED["classes"]
+    assert episode.support.tolist() == EXPECTED["support"]
+    assert episode.query.tolist() == EXPECTED["query"]
+
+
+def test_support_and_query_are_disjoint_and_of_the_right_class(clusters):
+    episodes = EpisodeSampler(clusters, way=5, shot=5, query=16).draw(range(50))
+    assert episodes.support.shape == (50, 5, 5)
+    assert episodes.query.shape == (50, 5, 16)
+    for classes, support, query in zip(episodes.classes, episodes.support, episodes.query, strict=True):
+        assert len(set(classes)) == 5
+        rows = np.concatenate([support, query], 1)
+        assert len(np.unique(rows)) == rows.size
+        assert (clusters.labels[rows] == classes[:, None]).all()
+
+
+def test_every_class_and_row_is_drawn_about_equally_often(clusters):
+    episodes = EpisodeSampler(clusters, way=5, shot=5, query=16).draw(range(800))
+    counts = np.bincount(episodes.classes.ravel(), minlength=8)
+    assert abs(counts / 800 - 5 / 8).max() < 0.06
+    rows = np.bincount(episodes.support.ravel(), minlength=len(clusters)) / 800
+    assert abs(rows - 5 / 8 * 5 / 30).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"query": 26},
+            "class 'class 0' has 30 examples, but an episode takes 31 of each class .5 shots . 26 queries",
+        ),
+        ({"way": 9}, "a 9-way task needs 9 classes, but the features hold 8"),
+        ({"way": 1}, "way is 1; it must be at least 2"),
+        ({"shot": 0}, "shot is 0; it must be at least 1"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_impossible_episodes_are_refused(clusters, settings, words):
+    with pytest.raises(ValueError, match=words):
+        EpisodeSampler(clusters, **settings)

@@ -1,0 +1,163 @@
+"""The hand-written gradients and the support span, held to autograd and to the reference loop."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import reference
+from fewshot_dpkl import CosineHead, DBLRHead, DPKLHead
+from fewshot_dpkl.heads.base import one_hot
+from fewshot_dpkl.heads.particle import (
+    DotProduct,
+    ExactKernel,
+    FourierKernel,
+    Particles,
+    class_log_probabilities,
+    directions,
+    embed,
+    predictive,
+)
+from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.kernels import random_frequencies
+from fewshot_dpkl.particles import functional_gradient, svgd_direction
+from tests.test_heads import task
+
+
+def frequencies(d: int, number: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return random_frequencies(d, number, orthogonal=True, generator=generator, dtype=torch.float64)
+
+
+SIMILARITIES = {
+    "exact": lambda: ExactKernel(1.0),
+    "exact, short lengthscale": lambda: ExactKernel(0.15),
+    "rff": lambda: FourierKernel(frequencies(6, 64)),
+    "rff, so few that values fall below the floor": lambda: FourierKernel(frequencies(6, 2)),
+}
+
+
+def double(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", SIMILARITIES)
+def test_directions_agree_with_autograd(kind):
+    inputs, targets = double(3, 4, 5), one_hot(torch.arange(12).view(3, 4) % 3, torch.float64)
+    weights, theta = double(3, 2, 5, 6, seed=1).requires_grad_(), double(3, 4, 3, 6, seed=2).requires_grad_()
+    n, prior = 9, 0.01
+
+    log_rho = autograd_log_rho(inputs, weights, theta, kind)
+    loss = -(predictive(log_rho) * targets).sum(-1).mean(1).sum()
+    weight_grad = torch.autograd.grad(loss, weights, retain_graph=True)[0]
+    log_posterior = n / 4 * (log_rho * targets[:, :, None]).sum() - prior * theta.square().sum()
+    score = torch.autograd.grad(log_posterior, theta)[0]
+    with torch.no_grad():
+        expected = [
+            functional_gradient(weights.flatten(2), weight_grad.flatten(2)).view_as(weights),
+            -svgd_direction(theta.flatten(2), score.flatten(2)).view_as(theta),
+        ]
+        ours = directions(inputs, targets, Particles(weights, theta), SIMILARITIES[kind](), n=n, prior=prior)
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def autograd_log_rho(inputs, weights, theta, kind):
+    """The model written with plain operations: log ρ [E, b, P, C]."""
+    z = torch.nn.functional.normalize((inputs[:, None] @ weights).relu(), dim=-1)  # E m b d
+    t = torch.nn.functional.normalize(theta, dim=-1)  # E P C d
+    similarity = SIMILARITIES[kind]()
+    if isinstance(similarity, ExactKernel):
+        distance = (z[:, :, :, None, None] - t[:, None, None]).square().sum(-1)  # E m b P C
+        k = torch.exp(-distance * similarity.precision / 2)
+    else:
+        v = similarity.frequencies
+        k = torch.cos((z[:, :, :, None, None] - t[:, None, None]) @ v.T).mean(-1)
+    k = k.mean(1)
+    if isinstance(similarity, FourierKernel):
+        k = torch.where(k > 0.01, k, 0.01 * torch.exp(k / 0.01 - 1))
+    return (k / k.sum(-1, keepdim=True)).log()
+
+
+def test_directions_of_plain_logistic_regression_agree_with_autograd():
+    inputs, targets = double(2, 4, 5), one_hot(torch.arange(8).view(2, 4) % 3, torch.float64)
+    theta = double(2, 6, 3, 5).requires_grad_()
+    logits = torch.einsum("ebd,epcd->ebpc", inputs, theta)
+    log_posterior = 3 * (logits.log_softmax(-1) * targets[:, :, None]).sum() - 0.01 * theta.square().sum()
+    score = torch.autograd.grad(log_posterior, theta)[0]
+    with torch.no_grad():
+        (ours,) = directions(inputs, targets, Particles(None, theta), DotProduct(), n=12, prior=0.01)
+    torch.testing.assert_close(
+        ours, -svgd_direction(theta.detach().flatten(2), score.flatten(2)).view_as(theta)
+    )
+
+
+@pytest.mark.parametrize("kind", SIMILARITIES)
+def test_probabilities_are_finite_whatever_the_draw(kind):
+    z = embed(double(2, 7, 5), double(2, 3, 5, 6, seed=1))
+    log_p = predictive(class_log_probabilities(z, double(2, 4, 3, 6, seed=2), SIMILARITIES[kind]()))
+    assert log_p.isfinite().all()
+    torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(2, 7, dtype=torch.float64))
+
+
+def test_span_coordinates_reproduce_the_points_even_with_duplicates():
+    points = double(2, 6, 20)
+    points[1, 3] = points[1, 0]
+    span = support_span(points)
+    torch.testing.assert_close(span.coordinates @ span.basis, points)
+    gram = span.basis @ span.basis.transpose(-1, -2)
+    torch.testing.assert_close(gram @ gram, gram)  # orthonormal, but for the direction the duplicate lacks
+    torch.testing.assert_close(gram[0], torch.eye(6, dtype=torch.float64))
+    assert support_span(double(2, 6, 6)).basis is None  # nothing to gain where n ≥ D
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("kernel", ["rff", "exact"])
+def test_training_in_the_span_is_exact_for_sgd(kernel, optimizer):
+    x, y, xq, _ = task(dimension=60)
+    settings = dict(kernel=kernel, latent=16, embeddings=3, particles=3, epochs=12, optimizer=optimizer)
+    heads = [DPKLHead(**settings, learning_rate=0.05, span=span).fit(x, y) for span in (True, False)]
+    a, b = (head.predict_proba(xq) for head in heads)
+    np.testing.assert_allclose(a, b, atol=2e-5)
+    untrained = DPKLHead(**{**settings, "epochs": 1}, learning_rate=1e-9).fit(x, y).predict_proba(xq)
+    assert np.abs(a - untrained).max() > 0.01  # and it is training that agrees
+
+
+@pytest.mark.parametrize("kernel", ["rff", "exact"])
+@pytest.mark.parametrize("embeddings", [1, 3])
+def test_head_agrees_with_the_reference_loop(kernel, embeddings):
+    """Same draws, same minibatches, Adam in all D dimensions, float64, everything else independent."""
+    x, y, xq = (torch.tensor(a) for a in task(dimension=40)[:3])
+    x, xq = x.double(), xq.double()
+    settings = dict(latent=16, embeddings=embeddings, particles=4, epochs=15, learning_rate=3e-3)
+    head = DPKLHead(kernel=kernel, frequencies=64, frequencies_per_step=64, span=False, **settings)
+    v = head._similarity(x)[0].frequencies if kernel == "rff" else None
+    theirs = reference.dpkl(x, y, xq, 3, frequencies=v, **settings)
+    ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_dblr_is_dpkl_with_one_particle_and_a_softmax_of_the_cosine():
+    x, y, xq, _ = task()
+    settings = dict(latent=16, particles=3, epochs=10)
+    dblr = DBLRHead(**settings).fit(x, y)
+    dpkl = DPKLHead(kernel="exact", embeddings=1, **settings).fit(x, y)
+    assert np.array_equal(dblr.predict_proba(xq), dpkl.predict_proba(xq))
+    z = embed(torch.tensor(xq)[None], dblr.state_["weights"])[0, 0]  # q d
+    theta = torch.nn.functional.normalize(dblr.state_["class_weights"][0], dim=-1)  # P C d
+    softmax = torch.einsum("qd,pcd->pqc", z, theta).softmax(-1).mean(0)
+    np.testing.assert_allclose(dblr.predict_proba(xq), softmax, atol=1e-6)
+
+
+@pytest.mark.parametrize("dimension", [12, 80])
+def test_cosine_head_agrees_with_the_reference_loop(dimension):
+    x, y, xq, _ = task(dimension=dimension)
+    theirs = reference.cosine(*(torch.tensor(a) for a in (x, y, xq)), 7, epochs=30)
+    np.testing.assert_allclose(
+        CosineHead(epochs=30, random_state=7).fit(x, y).predict_proba(xq), theirs, atol=1e-4
+    )
+
+
+def test_short_lengthscales_do_not_underflow():
+    x, y, xq, yq = task(spread=0.15)
+    head = DPKLHead(kernel="exact", lengthscale=0.05, latent=32, epochs=30, learning_rate=0.01).fit(x, y)
+    assert head.score(xq, yq) > 0.9
