@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -146,8 +147,17 @@ def run_cell(cell: Cell) -> CellResult:
     return CellResult(cell.key, rows, seconds, cpu_seconds, embedding.cpu().numpy(), cell.y[cell.test])
 
 
-def _single_thread() -> None:
+def _start_worker() -> None:
+    """One thread, and an end with the parent: a killed run leaves no worker behind."""
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
@@ -160,7 +170,7 @@ def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
         yield from map(run_cell, cells)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_single_thread) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         futures = [pool.submit(run_cell, cell) for cell in cells]
         try:
             for future in as_completed(futures):
