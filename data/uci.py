@@ -16,8 +16,8 @@ import numpy as np
 from data.splits import data_root
 
 ARRAYS = (
-    "https://github.com/ermongroup/ssdkl links to all six as <name>/X.npy and <name>/y.npy "
-    "(the arrays of Jean et al., 2018)"
+    "Regression/README.txt of https://github.com/ankurmallick/DPKL links to all six as <name>/X.npy and "
+    "<name>/y.npy, the arrays of Jean et al. (2018)"
 )
 SOURCES = {
     "buzz": "Buzz in social media (Twitter), https://archive.ics.uci.edu/dataset/248, 583,250 × 77",
