@@ -51,7 +51,7 @@ def probabilities(
     result = []
     for theta in thetas:
         unit = normalize(theta, dim=-1)
-        k = sum(kernel_value(z, unit, frequencies) for z in embeddings) / len(embeddings)
+        k = torch.stack([kernel_value(z, unit, frequencies) for z in embeddings]).mean(0)
         k = torch.where(k > 0.01, k, 0.01 * torch.exp(k / 0.01 - 1))  # random features can be negative
         result.append(k / k.sum(-1, keepdim=True))
     return result
@@ -91,7 +91,7 @@ def dpkl(
                 tensor.requires_grad_()
             rho = probabilities(x[batch], weights, thetas, frequencies)
             of_truth = [(r * y[batch]).sum(-1) for r in rho]
-            loss = -(sum(of_truth) / particles).log().mean()
+            loss = -torch.stack(of_truth).mean(0).log().mean()
             weight_grads = torch.autograd.grad(loss, weights, retain_graph=True)
             scores = []
             for theta, r in zip(thetas, of_truth, strict=True):
@@ -113,7 +113,7 @@ def dpkl(
 
         if (epoch + 1) % 10 == 0 or epoch + 1 == epochs:
             with torch.no_grad():
-                mean = sum(probabilities(x, weights, thetas, frequencies)) / particles
+                mean = torch.stack(probabilities(x, weights, thetas, frequencies)).mean(0)
                 error = float((mean.argmax(-1) != labels).float().mean())
                 loss_now = -float((mean * y).sum(-1).log().mean())
             if (error, loss_now) < best:
@@ -121,7 +121,7 @@ def dpkl(
                 kept = ([w.detach().clone() for w in weights], [t.detach().clone() for t in thetas])
 
     with torch.no_grad():
-        return sum(probabilities(normalize(query, dim=-1), *kept, frequencies)) / particles  # type: ignore[return-value]
+        return torch.stack(probabilities(normalize(query, dim=-1), *kept, frequencies)).mean(0)
 
 
 def cosine(support: Tensor, labels: Tensor, query: Tensor, seed: int, epochs: int = 100) -> Tensor:

@@ -57,8 +57,8 @@ class EpisodeSampler:
         for name, rows in zip(features.class_names, self.rows, strict=True):
             if len(rows) < shot + query:
                 raise ValueError(
-                    f"class {name!r} has {len(rows)} examples, but an episode takes {shot + query} of each class "
-                    f"({shot} shots + {query} queries); lower shot or query, or add examples"
+                    f"class {name!r} has {len(rows)} examples, but an episode takes {shot + query} of each "
+                    f"class ({shot} shots + {query} queries); lower shot or query, or add examples"
                 )
 
     def draw(self, numbers: range | np.ndarray) -> Episodes:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -61,7 +62,7 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def paired_difference(result: HeadResult, other: HeadResult, figure: str = "accuracy") -> tuple[float, float]:
-    """Mean of `result` minus `other` over the same episodes, with its 95 % interval; figure: accuracy, nll."""
+    """Mean of `result` minus `other` on the same episodes, with its 95 % interval; figure: accuracy, nll."""
     return mean_interval(getattr(result, figure) - getattr(other, figure))
 
 
@@ -97,9 +98,7 @@ def evaluate(
     for name, head in heads.items():
         start = time.perf_counter()
         parts = []
-        for scores in in_threads(
-            lambda batch, head=head: score(run_head(head, table, batch)), batches, workers
-        ):
+        for scores in in_threads(partial(score_head, head, table), batches, workers):
             parts.append(scores)
             if progress:
                 progress(name, scores[0])
@@ -116,8 +115,8 @@ Result = TypeVar("Result")
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """`map` over `workers` threads of one core each.
 
-    A batch of episodes is a long chain of operations on small tensors: cutting every one of them in two for two
-    cores costs more than it saves, two chains side by side do not.
+    A batch of episodes is a long chain of operations on small tensors: cutting every one of them in two for
+    two cores costs more than it saves, two chains side by side do not.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -146,8 +145,13 @@ def run_head(head: Head, table: Tensor, batch: Episodes) -> Tensor:
 Scores = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
+def score_head(head: Head, table: Tensor, batch: Episodes) -> Scores:
+    """`run_head`, scored."""
+    return score(run_head(head, table, batch))
+
+
 def score(log_p: Tensor) -> Scores:
-    """Accuracy `[E]`, NLL `[E]` and calibration counts `[E, 15, 3]` of log-probabilities `[E, way, query, way]`."""
+    """Log-probabilities `[E, way, query, way]` to accuracy `[E]`, NLL `[E]`, calibration `[E, 15, 3]`."""
     log_p = log_p.cpu().double()
     way = log_p.shape[1]
     truth = torch.arange(way)[:, None, None]

@@ -185,7 +185,8 @@ def _read_hdf5(path: str | os.PathLike[str]) -> Contents:
             count = int(file["count"][0]) if "count" in file else len(labels)
     except (OSError, KeyError) as error:
         raise ValueError(
-            f"{path} is not a features file of CloserLookFewShot ({error}); expected all_feats, all_labels and count"
+            f"{path} is not a features file of CloserLookFewShot ({error}); "
+            "expected all_feats, all_labels and count"
         ) from None
     # The file is allocated for whole batches: rows from `count` on were never written.
     return {"features": features[:count].reshape(count, -1), "labels": labels[:count]}, {}

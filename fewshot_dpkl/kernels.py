@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances between the rows of `a` `[..., n, d]` and `b` `[..., k, d]`: `[..., n, k]`."""
+    """Squared distances between the rows of `a` `[..., n, d]` and `b` `[..., k, d]`: `[..., n, k]`."""
     a_norms = a.square().sum(-1).unsqueeze(-1)  # ... n 1
     b_norms = b.square().sum(-1).unsqueeze(-2)  # ... 1 k
     return (a_norms + b_norms - 2 * a @ b.transpose(-1, -2)).clamp_min(0)

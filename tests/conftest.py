@@ -65,7 +65,7 @@ class Ran:
 
 @pytest.fixture
 def run_script(capfd, monkeypatch) -> Callable[..., Ran]:
-    """Run scripts/NAME as `python scripts/NAME ARGUMENTS` would, inside this process (importing torch is slow)."""
+    """Run scripts/NAME as the shell would, but inside this process: importing torch is slow."""
 
     def run(name: str, *arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])

@@ -75,7 +75,7 @@ def test_well_separated_clusters_are_solved(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_uneven_shots_any_labels_numpy_or_torch(name):
-    x, y, xq, yq = task(way=3, shot=6)
+    x, y, xq, _ = task(way=3, shot=6)
     keep = np.array([0, 6, 7, 8, 12, 13, 14, 15, 16])  # 1, 3 and 5 shots
     labels = np.array(["robin", "wren", "owl"])[y[keep]]
     a = quick(name).fit(x[keep], labels)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,7 @@ def kernel_error(number: int, orthogonal: bool, draws: int = 60) -> float:
 @pytest.mark.parametrize("orthogonal", [False, True])
 def test_kernel_error_falls_with_the_square_root_of_the_number_of_features(orthogonal):
     errors = [kernel_error(number, orthogonal) for number in (32, 128, 512)]
-    for coarse, fine in zip(errors, errors[1:], strict=False):
+    for coarse, fine in pairwise(errors):
         assert coarse / fine == pytest.approx(2, rel=0.15)  # four times the features, half the error
 
 

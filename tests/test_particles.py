@@ -47,7 +47,7 @@ def test_equal_particles_and_single_particles_have_a_finite_kernel():
 
 
 def test_unknown_bandwidth_rule_is_refused_by_name():
-    with pytest.raises(ValueError, match="'silverman'.*'paper' or 'liu-wang'"):
+    with pytest.raises(ValueError, match=r"'silverman'.*'paper' or 'liu-wang'"):
         bandwidth(torch.ones(3, 3), "silverman")  # type: ignore[arg-type]
 
 

@@ -229,6 +229,8 @@ def test_bad_input_gets_one_sentence(regressor):
     fresh.fit(x, y)
     with pytest.raises(ValueError, match=r"X has 2 features, but .* expecting 3"):
         fresh.predict(new[:, :2])
+    with pytest.raises(ValueError, match="too far from the training points"):
+        fresh.predict(np.full((2, 3), 1.7e308))
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ class BLRHead(Head):
         orders = torch.stack([draw.orders(self.epochs, support.shape[1]) for draw in draws]).to(labels.device)
         theta = theta / support.shape[-1] ** 0.5
         trained = train(
-            unit(support), labels, Particles(None, theta), DotProduct(), orders,
-            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
+            unit(support), labels, Particles(None, theta), DotProduct(), orders, batch_size=self.batch_size,
+            learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
         )  # fmt: skip
         return {"class_weights": trained.theta}
 
@@ -172,8 +172,8 @@ class DPKLHead(Head):
         similarity, of_steps = self._similarity(support)
         trained = train(
             span.coordinates, labels, Particles(inside, theta), similarity, orders, of_steps=of_steps,
-            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
-            outside=outside, optimizer=self.optimizer,
+            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
+            rule=self.bandwidth, outside=outside, optimizer=self.optimizer,
         )  # fmt: skip
         assert trained.weights is not None
         weights += span.to_features(trained.weights - inside)

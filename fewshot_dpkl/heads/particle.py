@@ -23,7 +23,6 @@ from torch import Tensor
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_direction
 
-
 Optimizer = Literal["adam", "sgd", "momentum"]
 
 
@@ -166,6 +165,9 @@ class Particles:
     weights: Tensor | None
     theta: Tensor
 
+    def clone(self) -> Particles:
+        return Particles(None if self.weights is None else self.weights.clone(), self.theta.clone())
+
     def tensors(self) -> list[Tensor]:
         return [self.theta] if self.weights is None else [self.weights, self.theta]
 
@@ -215,7 +217,7 @@ def directions(
     assert grad_z is not None
     grad_hidden = normalise_backward(grad_z, z, length).mul_(z.sign())  # through the ReLU: E m b d
     kappa, _ = particle_kernel(particle_distances(weights.flatten(2)) + outside, rule)
-    # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing before multiplying by Xᵀ is r/b times cheaper.
+    # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing first, then Xᵀ, is r/b times cheaper.
     mixed = (kappa @ grad_hidden.flatten(2)).view_as(grad_hidden)
     transposed = inputs.transpose(-1, -2)[:, None].expand(-1, mixed.shape[1], -1, -1)  # E m r b
     weights_step = torch.bmm(
@@ -267,7 +269,7 @@ def train(
     """
     of_steps = of_steps or [similarity]
     targets = one_hot(labels, inputs.dtype)
-    current = Particles(*[t if t is None else t.clone() for t in (start.weights, start.theta)])
+    current = start.clone()
     optimise = make_optimizer(optimizer, current.tensors(), learning_rate)
     best = Selection(current)
     episodes = torch.arange(len(inputs), device=inputs.device)[:, None]
@@ -276,7 +278,8 @@ def train(
     for step, (epoch, indices) in enumerate(minibatches(orders, batch_size), start=1):
         moves = directions(
             inputs[episodes, indices], targets[episodes, indices], current, of_steps[step % len(of_steps)],
-            n=n, prior=prior, rule=rule, outside=outside, out=None if current.weights is None else current.weights.grad,
+            n=n, prior=prior, rule=rule, outside=outside,
+            out=None if current.weights is None else current.weights.grad,
         )  # fmt: skip
         for parameter, move in zip(current.tensors(), moves, strict=True):
             parameter.grad = move
@@ -301,7 +304,7 @@ class Selection:
 
     def __init__(self, current: Particles) -> None:
         self.current = current
-        self.particles = Particles(*[t if t is None else t.clone() for t in (current.weights, current.theta)])
+        self.particles = current.clone()
         self.error = torch.full((len(current.theta),), torch.inf, device=current.theta.device)
         self.loss = self.error.clone()
 

@@ -83,6 +83,10 @@ class _EmbeddingGP(RegressorMixin, BaseEstimator):
         """Mean of y `[q]` at X `[q, D]`; with `return_std` also its standard deviation, noise included."""
         inputs = self._new_inputs(X)
         mean, variance = self.trained_.predict(inputs)
+        if not torch.isfinite(mean + variance).all():
+            raise ValueError(
+                "X holds values too far from the training points to compute with; look at its units"
+            )
         mean_y = mean[0].numpy() * self.y_scale_ + self.y_mean_
         return (mean_y, variance[0].sqrt().numpy() * self.y_scale_) if return_std else mean_y
 
@@ -138,7 +142,8 @@ class _EmbeddingGP(RegressorMixin, BaseEstimator):
         self.y_scale_ = scale
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        return torch.as_tensor((X - self.X_mean_) / self.X_scale_).unsqueeze(0)  # 1 q D
+        with np.errstate(over="ignore"):
+            return torch.as_tensor((X - self.X_mean_) / self.X_scale_).unsqueeze(0)  # 1 q D
 
     def _new_inputs(self, X: Any) -> Tensor:
         check_is_fitted(self, "trained_")
