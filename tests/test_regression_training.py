@@ -58,7 +58,7 @@ def test_the_batched_network_is_torch_nn_layer_by_layer():
 
 
 def naive_loss(model, x, y, unlabelled, alpha, trial):
-    """Equations 2, 7 and 12 by loops and dense inverses, for one trial."""
+    """Equations 2, 7 and 14 by loops and dense inverses, for one trial."""
     z = model.latent(x)[trial]  # m n d
     z_new = None if unlabelled is None else model.latent(unlabelled)[trial]
 

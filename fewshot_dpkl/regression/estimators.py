@@ -279,7 +279,7 @@ class DKLRegressor(_EmbeddingGP):
 
 
 class DPKLRegressor(_EmbeddingGP):
-    """Deep probabilistic kernel learning (Algorithm 1); SSDPKL with unlabelled inputs (equation 12).
+    """Deep probabilistic kernel learning (Algorithm 1); SSDPKL with unlabelled inputs (equation 14).
 
     Args:
         particles: m, the networks that stand for the distribution of weights.

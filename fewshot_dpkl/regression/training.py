@@ -122,7 +122,7 @@ def initial_model(embedding: Embedding, settings: Settings, seeds: Sequence[int]
 def backward(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, alpha: float) -> Tensor:
     """Accumulate the gradient of the loss in the leaves of `model`; returns the loss of each trial `[T]`.
 
-    The loss is L (equation 7), or with unlabelled inputs L / n + α / n_u Σ σ²(x) (equation 12). L in
+    The loss is L (equation 7), or with unlabelled inputs L / n + α / n_u Σ σ²(x) (equation 14). L in
     float64, the networks in the dtype of their parameters. The unlabelled points go through in pieces:
     given the labelled posterior their variances are a plain sum, so the posterior is held fixed while
     the pieces' gradients are collected, on it and on the networks, and its own gradient follows last.
