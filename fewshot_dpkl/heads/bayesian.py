@@ -17,9 +17,7 @@ from fewshot_dpkl.heads.particle import (
     Optimizer,
     Particles,
     Similarity,
-    class_log_probabilities,
-    embed,
-    predictive,
+    predict,
     train,
 )
 from fewshot_dpkl.heads.span import Span, support_span
@@ -71,7 +69,7 @@ class BLRHead(Head):
         return {"class_weights": trained.theta}
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
-        return predictive(class_log_probabilities(unit(query)[:, None], state["class_weights"], DotProduct()))
+        return predict(unit(query), Particles(None, state["class_weights"]), DotProduct())
 
 
 class DPKLHead(Head):
@@ -155,33 +153,35 @@ class DPKLHead(Head):
 
     @torch.no_grad()
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
-        n, features = support.shape[1:]
-        classes = int(labels.max()) + 1
-        draws = [Draws(seed) for seed in seeds]
-        weights = torch.empty(len(draws), self.embeddings, features, self.latent)
-        for draw, of_episode in zip(draws, weights, strict=True):
-            draw.fill_normal(of_episode, (2 / (features + self.latent)) ** 0.5)  # Glorot
-        weights = weights.to(support)
-        theta = torch.stack([draw.normal(self.particles, classes, self.latent) for draw in draws]).to(support)
-        theta *= self.latent**-0.5
-        orders = torch.stack([draw.orders(self.epochs, n) for draw in draws]).to(labels.device)
-
+        episodes, n, features = support.shape
         span = support_span(unit(support)) if self.span else Span(unit(support), None)
-        inside = span.from_features(weights)  # E m r d
-        outside = particle_distances(weights.flatten(2)) - particle_distances(inside.flatten(2))
+        # Full weights are large: each episode's are drawn and projected while they are in cache.
+        weights = support.new_empty(episodes, self.embeddings, features, self.latent)
+        inside, outside, theta, orders = [], [], [], []
+        for e, seed in enumerate(seeds):
+            draws = Draws(seed)
+            weights[e] = draws.normal(*weights.shape[1:]) * (2 / (features + self.latent)) ** 0.5  # Glorot
+            theta.append(draws.normal(self.particles, int(labels.max()) + 1, self.latent) * self.latent**-0.5)
+            orders.append(draws.orders(self.epochs, n))
+            inside.append(span.from_features(weights[e], e))  # m r d
+            outside.append(
+                particle_distances(weights[e].flatten(1)) - particle_distances(inside[e].flatten(1))
+            )
+        start = Particles(torch.stack(inside), torch.stack(theta).to(support))
         similarity, of_steps = self._similarity(support)
         trained = train(
-            span.coordinates, labels, Particles(inside, theta), similarity, orders, of_steps=of_steps,
-            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, outside=outside, optimizer=self.optimizer,
+            span.coordinates, labels, start, similarity, torch.stack(orders).to(labels.device),
+            of_steps=of_steps, batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
+            rule=self.bandwidth, outside=torch.stack(outside), optimizer=self.optimizer,
         )  # fmt: skip
         assert trained.weights is not None
-        weights += span.to_features(trained.weights - inside)
+        for e, moved in enumerate(trained.weights):
+            weights[e] += span.to_features(moved - inside[e], e)
         return {"weights": weights, "class_weights": trained.theta}
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
-        z = embed(unit(query), state["weights"])
-        return predictive(class_log_probabilities(z, state["class_weights"], self._similarity(query)[0]))
+        particles = Particles(state["weights"], state["class_weights"])
+        return predict(unit(query), particles, self._similarity(query)[0])
 
 
 class DBLRHead(DPKLHead):

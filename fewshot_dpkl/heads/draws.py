@@ -15,10 +15,6 @@ class Draws:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator)
 
-    def fill_normal(self, out: Tensor, deviation: float) -> None:
-        """Fill `out` in place."""
-        out.normal_(0, deviation, generator=self.generator)
-
     def uniform(self, *shape: int) -> Tensor:
         """Uniform in [0, 1)."""
         return torch.rand(*shape, generator=self.generator)

@@ -158,6 +158,16 @@ def predictive(log_rho: Tensor) -> Tensor:
     return log_rho.logsumexp(2) - _log(log_rho.shape[2])
 
 
+def predict(inputs: Tensor, particles: Particles, similarity: Similarity) -> Tensor:
+    """log p `[E, b, C]` of inputs `[E, b, r]`, four episodes at a time: their features stay in cache."""
+    pieces = []
+    for start in range(0, len(inputs), 4):
+        piece = slice(start, start + 4)
+        z = embed(inputs[piece], None if particles.weights is None else particles.weights[piece])
+        pieces.append(predictive(class_log_probabilities(z, particles.theta[piece], similarity)))
+    return torch.cat(pieces)
+
+
 @dataclass
 class Particles:
     """The parameters of E models: `weights` `[E, m, r, d]` (None without a layer), `theta` `[E, P, C, d]`."""
@@ -285,8 +295,7 @@ def train(
             parameter.grad = move
         optimise.step()
         if step % steps_per_epoch == 0 and ((epoch + 1) % check_every == 0 or epoch + 1 == epochs):
-            log_rho = class_log_probabilities(embed(inputs, current.weights), current.theta, similarity)
-            best.offer(predictive(log_rho), labels)
+            best.offer(predict(inputs, current, similarity), labels)
     return best.particles
 
 

@@ -29,19 +29,13 @@ class Span:
     coordinates: Tensor
     basis: Tensor | None
 
-    def from_features(self, weights: Tensor) -> Tensor:
-        """The part of `weights` `[E, ..., D, k]` inside the span: QW, `[E, ..., r, k]`."""
-        return weights if self.basis is None else self._broadcast(self.basis, weights) @ weights
+    def from_features(self, weights: Tensor, episode: int | slice = slice(None)) -> Tensor:
+        """QW, the part of `weights` `[..., D, k]` inside the span: `[..., r, k]`, of all episodes or one."""
+        return weights if self.basis is None else self.basis[episode] @ weights
 
-    def to_features(self, weights: Tensor) -> Tensor:
-        """QᵀW: `[E, ..., r, k]` back to `[E, ..., D, k]`."""
-        if self.basis is None:
-            return weights
-        return self._broadcast(self.basis.transpose(-1, -2), weights) @ weights
-
-    @staticmethod
-    def _broadcast(basis: Tensor, weights: Tensor) -> Tensor:
-        return basis.view(len(basis), *[1] * (weights.dim() - 3), *basis.shape[1:])
+    def to_features(self, weights: Tensor, episode: int | slice = slice(None)) -> Tensor:
+        """QᵀW: `[..., r, k]` back to `[..., D, k]`."""
+        return weights if self.basis is None else self.basis[episode].transpose(-1, -2) @ weights
 
 
 def support_span(support: Tensor) -> Span:

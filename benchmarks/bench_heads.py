@@ -1,0 +1,229 @@
+"""How fast the heads are, as ratios measured in one run on the same episodes.
+
+    python benchmarks/bench_heads.py --out runs/bench
+    python benchmarks/bench_heads.py --quick
+
+Times (a) reference loops, one episode at a time in plain PyTorch (benchmarks/reference.py), (b) our heads,
+(c) what a user would pick instead: scikit-learn's logistic regression and nearest neighbour, episode by
+episode. Then how the time of DPKL grows with each size, and how far its training step is from the machine's
+measured matrix-product rate. Writes bench_heads.json and bench_heads.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks import reference
+from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate, make_head
+from fewshot_dpkl.features import SHIPPED
+from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.kernels import random_frequencies
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+OURS: dict[str, Callable[[], Head]] = {
+    "dpkl": DPKLHead,
+    "dpkl, exact kernel": partial(DPKLHead, kernel="exact"),
+    **{name: partial(make_head, name) for name in ("dblr", "blr", "cosine", "logreg", "centroid", "nn")},
+}
+RIVAL_OF = {  # reference loop or library: which of our heads it is compared with
+    "reference dpkl": "dpkl",
+    "reference dpkl, exact kernel": "dpkl, exact kernel",
+    "reference dblr": "dblr",
+    "reference cosine": "cosine",
+    "scikit-learn logistic regression": "dpkl",
+    "scikit-learn 1-NN": "nn",
+}
+SWEEPS: dict[str, list[int]] = {
+    "episodes in a batch": [1, 4, 16, 32, 64],
+    "features D": [100, 400, 1600, 3200],
+    "particles m": [1, 5, 10, 20],
+    "way": [2, 5, 10, 20],
+    "shot": [1, 5, 10, 20],
+}
+
+
+def rivals(seed_of_frequencies: int = 0) -> dict[str, Callable[..., np.ndarray | Tensor]]:
+    """name → function(support, labels, query, seed) → class probabilities or predictions `[q, C]`."""
+    generator = torch.Generator().manual_seed(seed_of_frequencies)
+    frequencies = random_frequencies(128, 1280, orthogonal=True, generator=generator)
+
+    def logistic(support: Tensor, labels: Tensor, query: Tensor, seed: int) -> np.ndarray:
+        x, q = (torch.nn.functional.normalize(a, dim=-1).numpy() for a in (support, query))
+        return LogisticRegression(C=10, max_iter=1000).fit(x, labels.numpy()).predict_proba(q)
+
+    def neighbour(support: Tensor, labels: Tensor, query: Tensor, seed: int) -> np.ndarray:
+        x, q = support.numpy(), query.numpy()
+        return KNeighborsClassifier(1, metric="cosine").fit(x, labels.numpy()).predict_proba(q)
+
+    return {
+        "reference dpkl": partial(reference.dpkl, frequencies=frequencies),
+        "reference dpkl, exact kernel": reference.dpkl,
+        "reference dblr": partial(reference.dpkl, embeddings=1),
+        "reference cosine": reference.cosine,
+        "scikit-learn logistic regression": logistic,
+        "scikit-learn 1-NN": neighbour,
+    }
+
+
+def time_ours(name: str, features: FeatureSet, episodes: int, **sizes: int) -> dict[str, Any]:
+    """Seconds an episode and accuracy of one of our heads, through `evaluate`."""
+    result = evaluate({name: OURS[name]()}, features, EpisodeSampler(features, **sizes), episodes)[name]
+    return {
+        "seconds": result.seconds / episodes,
+        "accuracy": float(result.accuracy.mean()),
+        "episodes": episodes,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def time_rival(function: Callable[..., Any], features: FeatureSet, episodes: int) -> dict[str, Any]:
+    """The same for a function that takes one episode at a time."""
+    table = torch.as_tensor(features.features.astype(np.float32))
+    drawn = EpisodeSampler(features).draw(range(episodes))
+    way, shot, query = 5, drawn.support.shape[2], drawn.query.shape[2]
+    labels = torch.arange(way).repeat_interleave(shot)
+    truth = np.arange(way).repeat(query)
+    right, start = [], time.perf_counter()
+    for support, queries, seed in zip(drawn.support, drawn.query, drawn.seeds, strict=True):
+        p = function(table[support.ravel()], labels, table[queries.ravel()], int(seed))
+        right.append(np.asarray(p).argmax(-1) == truth)
+    seconds = (time.perf_counter() - start) / episodes
+    return {"seconds": seconds, "accuracy": float(np.mean(right)), "episodes": episodes}
+
+
+def sweep(what: str, value: int, seed: int = 0) -> float:
+    """Seconds an episode of DPKL on made-up features with one size changed."""
+    size = {
+        "features D": 1600,
+        "way": 5,
+        "shot": 5,
+        "particles m": 10,
+        "episodes in a batch": 32,
+        what: value,
+    }
+    generator = torch.Generator().manual_seed(seed)
+    batch, n = size["episodes in a batch"], size["way"] * size["shot"]
+    support = torch.rand(batch, n, size["features D"], generator=generator)
+    labels = torch.arange(size["way"]).repeat_interleave(size["shot"]).expand(batch, -1)
+    head = DPKLHead(embeddings=size["particles m"], particles=size["particles m"], epochs=20)
+    start = time.perf_counter()
+    head.fit_episodes(support, labels, range(batch))
+    return (time.perf_counter() - start) / batch * 100 / 20  # of 100 epochs
+
+
+def roofline() -> dict[str, float]:
+    """The machine's matrix-product rate on one core, and what DPKL's training step makes of it."""
+    torch.set_num_threads(1)
+    a = torch.rand(768, 768)
+    rate = max(2 * 768**3 / timed(lambda: a @ a) for _ in range(20))
+    n, m, b, d, k, blocks = 25, 10, 5, 128, 50, 128  # 5-way 5-shot, minibatch 5, one block of frequencies
+    points = m * b + k  # embedded points and class weights
+    products = (
+        2 * m * b * n * d + m * m * n * d + 2 * points * d * blocks + 4 * b * k * 2 * blocks + m * m * b * d
+    )
+    flops = 2 * products * 500  # multiply and add; 100 epochs of 5 steps
+    batch = 32
+    support = torch.rand(batch, n, 1600)
+    labels = torch.arange(5).repeat_interleave(5).expand(batch, -1)
+    seconds = timed(lambda: DPKLHead().fit_episodes(support, labels, range(batch))) / batch
+    return {"peak_gflops": rate / 1e9, "dpkl_gflops": flops / seconds / 1e9, "share": flops / seconds / rate}
+
+
+def timed(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def report(document: dict[str, Any]) -> str:
+    rows = document["heads"]
+    lines = [f"{'':<36}{'ms/episode':>12}{'accuracy %':>12}{'episodes':>10}   times our head"]
+    for name, row in rows.items():
+        line = f"{name:<36}{1e3 * row['seconds']:>12.1f}{100 * row['accuracy']:>12.1f}{row['episodes']:>10}"
+        if name in RIVAL_OF:
+            line += f"   {row['seconds'] / rows[RIVAL_OF[name]]['seconds']:.2g} × {RIVAL_OF[name]}"
+        lines.append(line)
+    memory = max(row.get("peak_memory_mb", 0) for row in rows.values())
+    roof = document["roofline"]
+    lines.append(f"peak memory of the process after our heads: {memory:.0f} MB")
+    lines.append(
+        f"one core: matrix products {roof['peak_gflops']:.0f} GFLOP/s, DPKL {roof['dpkl_gflops']:.1f} "
+        f"GFLOP/s "
+        f"({100 * roof['share']:.0f} % of peak)"
+    )
+    return "\n".join(lines)
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    figure, axes = plt.subplots(
+        1, len(SWEEPS) + 1, figsize=(4 * (len(SWEEPS) + 1), 3.6), layout="constrained"
+    )
+    rows = document["heads"]
+    axes[0].barh(list(rows), [row["seconds"] for row in rows.values()])
+    axes[0].set(xscale="log", xlabel="seconds an episode")
+    axes[0].invert_yaxis()
+    for axis, (what, times) in zip(axes[1:], document["growth"].items(), strict=True):
+        axis.plot([int(x) for x in times], list(times.values()), marker="o")
+        axis.set(xscale="log", yscale="log", xlabel=what, ylabel="DPKL, seconds an episode")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--features", type=Path, default=SHIPPED)
+    parser.add_argument("--episodes", type=int, default=64, help="for our heads and scikit-learn")
+    parser.add_argument("--reference-episodes", type=int, default=2, help="for the reference loops")
+    parser.add_argument("--quick", action="store_true", help="few episodes, two points a sweep")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    arguments = parser.parse_args()
+    features = FeatureSet.load(arguments.features)
+    episodes, few = (8, 1) if arguments.quick else (arguments.episodes, arguments.reference_episodes)
+    growth = {what: values[:2] if arguments.quick else values for what, values in SWEEPS.items()}
+    total = len(OURS) + len(RIVAL_OF) + sum(map(len, growth.values())) + 1
+    with tqdm(total=total, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def done(value: Any) -> Any:
+            bar.update()
+            return value
+
+        heads = {name: done(time_ours(name, features, episodes)) for name in OURS}
+        for name, function in rivals().items():
+            heads[name] = done(time_rival(function, features, few if "reference" in name else episodes))
+        times = {
+            what: {value: done(sweep(what, value)) for value in values} for what, values in growth.items()
+        }
+        document = {
+            "threads": torch.get_num_threads(),
+            "heads": heads,
+            "growth": times,
+            "roofline": done(roofline()),
+        }
+    print(report(document))
+    with atomic_path(arguments.out / "bench_heads.json") as path:
+        path.write_text(json.dumps(document, indent=2) + "\n")
+    with atomic_path(arguments.out / "bench_heads.png") as path:
+        draw(document, path)
+
+
+if __name__ == "__main__":
+    main()
