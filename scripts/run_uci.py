@@ -50,6 +50,7 @@ def parse() -> argparse.Namespace:
         help="at most so many unlabelled points (default: %(default)s)",
     )
     add("--test", type=int, default=1000, help="test points, the same in every trial (default: %(default)s)")
+    add("--learn", action="store_true", help="beyond the paper: learn noise variance and lengthscale")
     add("--seed", type=int, default=0, help="everything follows from it (default: %(default)s)")
     add("--out", type=Path, required=True, help="folder for the results")
     add("--data-root", type=Path, help="folder that holds uci/")
@@ -72,7 +73,7 @@ def make_cells(arguments: argparse.Namespace, device: str) -> list[Cell]:
             )
             rows = (split.test, split.training, split.labelled, split.unlabelled)
             cells += [
-                Cell(dataset, model, size, x, y, *rows, arguments.seed, device)
+                Cell(dataset, model, size, x, y, *rows, arguments.seed, device, arguments.learn)
                 for model in dict.fromkeys(arguments.models)
             ]
     return sorted(cells, key=lambda cell: -cell.work)  # the longest first, so that no core waits at the end
@@ -88,7 +89,7 @@ def main() -> None:
     device = use_device(arguments)
     kind = "cpu" if device.type == "mps" else str(device)  # mps has no float64
     settings = {name: getattr(arguments, name) for name in ("trials", "unlabeled", "test", "seed")}
-    results = Results(arguments.out, settings)
+    results = Results(arguments.out, {**settings, **({"learn": True} if arguments.learn else {})})
     cells = make_cells(arguments, kind)
     missing = [cell for cell in cells if cell.key not in results.done]
     workers = (arguments.threads or os.cpu_count() or 1) if kind == "cpu" else 1

@@ -157,6 +157,12 @@ def test_workers_change_nothing():
             assert a["rmse"] == pytest.approx(b["rmse"], rel=1e-5)
 
 
+def test_learning_the_noise_is_beyond_the_paper_and_off():
+    assert not cell().regressor.settings().learn_noise
+    fixed, learnt = run_cell(cell("dkl")), run_cell(cell("dkl", learn=True))
+    assert learnt.rows[0]["nll"] != fixed.rows[0]["nll"]
+
+
 def test_a_target_without_variation_is_an_error():
     constant = cell()
     with pytest.raises(ValueError, match="one target only"):
@@ -174,6 +180,8 @@ def test_results_are_on_disk_after_every_cell_and_taken_up_again(tmp_path):
     assert again.rows == results.rows
     with pytest.raises(ValueError, match="was made with seed 0, not 1"):
         Results(tmp_path, {"seed": 1})
+    with pytest.raises(ValueError, match="was made with learn None, not True"):
+        Results(tmp_path, {"seed": 0, "learn": True})
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(ValueError, match="not a result of this program"):
         Results(tmp_path, settings)

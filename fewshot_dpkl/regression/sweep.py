@@ -56,6 +56,7 @@ class Cell:
     unlabelled: np.ndarray
     seed: int = 0
     device: str = "cpu"
+    learn: bool = False  # noise variance and lengthscale, beyond the paper
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -67,7 +68,9 @@ class Cell:
 
     @property
     def regressor(self) -> _EmbeddingGP:
-        return REGRESSORS[self.model.removeprefix("ss")]()
+        regressor = REGRESSORS[self.model.removeprefix("ss")]()
+        learnt = [name for name in regressor.get_params() if name in ("learn_noise", "learn_lengthscale")]
+        return regressor.set_params(**dict.fromkeys(learnt, self.learn))
 
     @property
     def work(self) -> float:
@@ -203,9 +206,10 @@ class Results:
             before, self.rows, self.cells = content["settings"], content["rows"], content["cells"]
         except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f"{self.path} is not a result of this program; choose another --out") from None
-        for name, value in self.settings.items():
-            if before.get(name) != value:
-                difference = f"{self.path} was made with {name} {before.get(name)!r}, not {value!r}"
+        for name in {**before, **self.settings}:
+            old, new = before.get(name), self.settings.get(name)
+            if old != new:
+                difference = f"{self.path} was made with {name} {old!r}, not {new!r}"
                 raise ValueError(f"{difference}; choose another --out, or go on with the same settings")
 
     @property
