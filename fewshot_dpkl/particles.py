@@ -75,8 +75,28 @@ def functional_gradient(particles: Tensor, gradients: Tensor, rule: Bandwidth = 
     return kappa @ gradients
 
 
+def svgd_mixing(
+    distances: Tensor, rule: Bandwidth = "paper", repulsion: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The two matrices `[..., m, m]` of SVGD: its direction is `mix` @ scores + `push` @ particles.
+
+    Args:
+        distances: `[..., m, m]` squared distances between the particles.
+        repulsion: 1 for SVGD; -1 turns the second term round, so that particles attract each other (the
+            sign in the code that the paper's authors published), 0 drops it.
+    """
+    kappa, h = particle_kernel(distances, rule)
+    m = distances.shape[-1]
+    # ∇_{θ_j} κ(θ_j, θ_i) = 2/h · κ_ij (θ_i - θ_j), away from every neighbour; summed over j this is a
+    # matrix, small beside the particles, times the particles.
+    push = (torch.diag_embed(kappa.sum(-1)) - kappa) * (2 * repulsion / h)
+    return kappa / m, push / m
+
+
 @torch.no_grad()
-def svgd_direction(particles: Tensor, scores: Tensor, rule: Bandwidth = "paper") -> Tensor:
+def svgd_direction(
+    particles: Tensor, scores: Tensor, rule: Bandwidth = "paper", repulsion: float = 1.0
+) -> Tensor:
     """φ(θ_i) = 1/m Σ_j [κ(θ_j, θ_i) ∇ log p(θ_j) + ∇_{θ_j} κ(θ_j, θ_i)].
 
     The first term pulls the particles uphill, the second pushes them apart.
@@ -84,13 +104,10 @@ def svgd_direction(particles: Tensor, scores: Tensor, rule: Bandwidth = "paper")
     Args:
         particles: `[..., m, p]`.
         scores: `[..., m, p]`, row j is ∇ log p(θ_j).
+        repulsion: see `svgd_mixing`.
 
     Returns:
         `[..., m, p]`, a direction to *ascend* along.
     """
-    kappa, h = particle_kernel(particle_distances(particles), rule)
-    # ∇_{θ_j} κ(θ_j, θ_i) = 2/h · κ_ij (θ_i - θ_j), away from every neighbour; summed over j this is a
-    # matrix, small beside the particles, times the particles.
-    repulsion = (torch.diag_embed(kappa.sum(-1)) - kappa) * (2 / h)  # ... m m
-    m = particles.shape[-2]
-    return (kappa / m) @ scores + (repulsion / m) @ particles
+    mix, push = svgd_mixing(particle_distances(particles), rule, repulsion)
+    return mix @ scores + push @ particles

@@ -1,8 +1,8 @@
-"""The paper's classifiers: BLR, DBLR and DPKL (section 3.3, appendix C.2)."""
+"""The paper's classifiers: BLR, BNN, DBLR and DPKL (section 3.3, appendices B.2 and C)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from fewshot_dpkl.heads.particle import (
     ExactKernel,
     FourierKernel,
     Optimizer,
+    PairedProduct,
     Particles,
     Similarity,
     predict,
@@ -23,6 +24,8 @@ from fewshot_dpkl.heads.particle import (
 from fewshot_dpkl.heads.span import Span, support_span
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.particles import Bandwidth, particle_distances
+
+Validation = tuple[Tensor, Tensor]  # points [E, v, D] and their labels [E, v]
 
 
 class BLRHead(Head):
@@ -33,7 +36,12 @@ class BLRHead(Head):
         epochs, batch_size, learning_rate: of Adam.
         prior: the log prior of the class weights is -prior·|θ|².
         bandwidth: rule for κ between particles, `paper` or `liu-wang`.
+        repulsion: of SVGD's particles; -1 makes them attract each other, see `particles.svgd_mixing`.
+        cosine: class weights of unit length too: the softmax of a cosine instead of plain logits.
         random_state: seed of initial weights and minibatches.
+
+    All heads of this module keep the parameters with the least training error, checked every 10 epochs;
+    `fit_episodes` can be given a validation set to judge by instead, and a function to call at each check.
     """
 
     name = "blr"
@@ -46,6 +54,8 @@ class BLRHead(Head):
         learning_rate: float = 1e-3,
         prior: float = 1e-3,
         bandwidth: Bandwidth = "paper",
+        repulsion: float = 1.0,
+        cosine: bool = False,
         random_state: int | None = 0,
     ) -> None:
         self.particles = particles
@@ -54,22 +64,47 @@ class BLRHead(Head):
         self.learning_rate = learning_rate
         self.prior = prior
         self.bandwidth = bandwidth
+        self.repulsion = repulsion
+        self.cosine = cosine
         self.random_state = random_state
 
-    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+    def _layers(self, draws: Sequence[Draws], support: Tensor) -> Tensor | None:
+        """The particles of a layer to start from, `[E, m, D, d]`, if the model has one."""
+        return None
+
+    def _similarity(self) -> Similarity:
+        return ExactKernel(1.0) if self.cosine else DotProduct()  # log k is the cosine, up to a constant
+
+    def fit_episodes(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        seeds: Sequence[int],
+        validation: Validation | None = None,
+        on_check: Callable[[int], None] | None = None,
+    ) -> State:
         draws = [Draws(seed) for seed in seeds]
-        shape = (self.particles, int(labels.max()) + 1, support.shape[-1])
+        weights = self._layers(draws, support)
+        width = support.shape[-1] if weights is None else weights.shape[-1]
+        shape = (self.particles, int(labels.max()) + 1, width)
         theta = torch.stack([draw.normal(*shape) for draw in draws]).to(support)
         orders = torch.stack([draw.orders(self.epochs, support.shape[1]) for draw in draws]).to(labels.device)
-        theta = theta / support.shape[-1] ** 0.5
+        theta = theta / width**0.5
         trained = train(
-            unit(support), labels, Particles(None, theta), DotProduct(), orders, batch_size=self.batch_size,
-            learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
+            unit(support), labels, Particles(weights, theta), self._similarity(), orders,
+            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
+            rule=self.bandwidth, repulsion=self.repulsion, validation=_scaled(validation), on_check=on_check,
         )  # fmt: skip
-        return {"class_weights": trained.theta}
+        state = {"class_weights": trained.theta}
+        return state if trained.weights is None else {"weights": trained.weights, **state}
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
-        return predict(unit(query), Particles(None, state["class_weights"]), DotProduct())
+        particles = Particles(state.get("weights"), state["class_weights"])
+        return predict(unit(query), particles, self._similarity())
+
+
+def _scaled(validation: Validation | None) -> Validation | None:
+    return None if validation is None else (unit(validation[0]), validation[1])
 
 
 class DPKLHead(Head):
@@ -93,7 +128,8 @@ class DPKLHead(Head):
         optimizer: `adam`, `sgd` or `momentum`.
         span: train in the span of the support set where n < D (see `span.py`): many times faster, the same
             result for `sgd` and `momentum`, another basis for `adam`.
-        particles, epochs, batch_size, learning_rate, prior, bandwidth, random_state: as in `BLRHead`.
+        particles, epochs, batch_size, learning_rate, prior, bandwidth, repulsion, random_state: as in
+            `BLRHead`.
     """
 
     name = "dpkl"
@@ -112,6 +148,7 @@ class DPKLHead(Head):
         learning_rate: float = 1e-3,
         prior: float = 1e-3,
         bandwidth: Bandwidth = "paper",
+        repulsion: float = 1.0,
         optimizer: Optimizer = "adam",
         span: bool = True,
         frequency_seed: int = 0,
@@ -129,6 +166,7 @@ class DPKLHead(Head):
         self.learning_rate = learning_rate
         self.prior = prior
         self.bandwidth = bandwidth
+        self.repulsion = repulsion
         self.optimizer = optimizer
         self.span = span
         self.frequency_seed = frequency_seed
@@ -152,7 +190,16 @@ class DPKLHead(Head):
         return FourierKernel(frequencies), [FourierKernel(block) for block in blocks]
 
     @torch.no_grad()
-    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+    def fit_episodes(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        seeds: Sequence[int],
+        validation: Validation | None = None,
+        on_check: Callable[[int], None] | None = None,
+    ) -> State:
+        if validation is not None and self.span and support.shape[1] < support.shape[2]:
+            raise ValueError("a validation set is not in the span of the support set; use span=False")
         episodes, n, features = support.shape
         span = support_span(unit(support)) if self.span else Span(unit(support), None)
         # Full weights are large: each episode's are drawn and projected while they are in cache.
@@ -172,7 +219,8 @@ class DPKLHead(Head):
         trained = train(
             span.coordinates, labels, start, similarity, torch.stack(orders).to(labels.device),
             of_steps=of_steps, batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, outside=torch.stack(outside), optimizer=self.optimizer,
+            rule=self.bandwidth, repulsion=self.repulsion, outside=torch.stack(outside),
+            optimizer=self.optimizer, validation=_scaled(validation), on_check=on_check,
         )  # fmt: skip
         assert trained.weights is not None
         for e, moved in enumerate(trained.weights):
@@ -202,6 +250,8 @@ class DBLRHead(DPKLHead):
         learning_rate: float = 1e-3,
         prior: float = 1e-3,
         bandwidth: Bandwidth = "paper",
+        repulsion: float = 1.0,
+        span: bool = True,
         random_state: int | None = 0,
     ) -> None:
         super().__init__(
@@ -214,5 +264,48 @@ class DBLRHead(DPKLHead):
             learning_rate=learning_rate,
             prior=prior,
             bandwidth=bandwidth,
+            repulsion=repulsion,
+            span=span,
             random_state=random_state,
         )
+
+
+class BNNHead(BLRHead):
+    """A Bayesian neural network: every particle is a layer D → `latent` with class weights of its own.
+
+    SVGD moves all weights. Prior and repulsion act on every one of them, so it trains in all D dimensions.
+
+    Args:
+        latent: d, the width of the layer.
+        cosine: layer output and class weights scaled to length one, as in DBLR and DPKL; else plain logits.
+        particles, epochs, batch_size, learning_rate, prior, bandwidth, repulsion, random_state: as in
+            `BLRHead`.
+    """
+
+    name = "bnn"
+
+    def __init__(
+        self,
+        latent: int = 128,
+        particles: int = 10,
+        epochs: int = 100,
+        batch_size: int = 5,
+        learning_rate: float = 1e-3,
+        prior: float = 1e-3,
+        bandwidth: Bandwidth = "paper",
+        repulsion: float = 1.0,
+        cosine: bool = True,
+        random_state: int | None = 0,
+    ) -> None:
+        super().__init__(
+            particles, epochs, batch_size, learning_rate, prior, bandwidth, repulsion, cosine, random_state
+        )
+        self.latent = latent
+
+    def _similarity(self) -> Similarity:
+        return PairedProduct(normalised=self.cosine)
+
+    def _layers(self, draws: Sequence[Draws], support: Tensor) -> Tensor:
+        shape = (self.particles, support.shape[-1], self.latent)
+        scale = (2 / (support.shape[-1] + self.latent)) ** 0.5  # Glorot
+        return torch.stack([draw.normal(*shape) for draw in draws]).to(support).mul_(scale)

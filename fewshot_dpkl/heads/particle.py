@@ -1,19 +1,20 @@
 """Training of particle classifiers, for a batch of episodes and without autograd.
 
-One model serves BLR, DBLR and DPKL (section 3.3 of the paper, and MNIST in appendix B):
+One model serves BLR, DBLR, DPKL and BNN (section 3.3 of the paper, and MNIST in appendix B):
 
     embedding      z_il = relu(x_i w_l) / |relu(x_i w_l)|        m particles w_l, or z_i = x_i without a layer
     similarity     s_ic^p = log E_l k(z_il, θ_c^p)               P particles θ^p of the class weights
     probability    ρ_i^p = softmax_c s_ic^p,  p(y_i) = mean_p ρ_i^p
 
 The embedding particles descend the functional gradient of -Σ log mean_p ρ (Algorithm 1), the class
-weights follow SVGD towards their posterior. The gradients are written by hand: they are short, they
-save two thirds of the time, and the tests compare them with autograd.
+weights follow SVGD towards their posterior. In a BNN every particle is a network (w_l, θ^l) of its
+own, and SVGD moves all of it. The gradients are written by hand: they are short,
+they save two thirds of the time, and the tests compare them with autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import one_hot
-from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_direction
+from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_direction, svgd_mixing
 
 Optimizer = Literal["adam", "sgd", "momentum"]
 
@@ -29,7 +30,8 @@ Optimizer = Literal["adam", "sgd", "momentum"]
 class Similarity(Protocol):
     """s = log of the mean kernel between embeddings and class weights, and its two gradients."""
 
-    normalised: bool  # whether class weights are scaled to length one first
+    normalised: bool  # whether embeddings and class weights are scaled to length one first
+    joint: bool = False  # whether w_l and θ^l are one particle, moved by SVGD as a whole
 
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
         """`z` `[E, m, b, d]`, `theta` `[E, K, d]` (K = P·C class weights): s `[E, b, K]`."""
@@ -124,6 +126,31 @@ class FourierKernel(Similarity):
         return phase @ self.frequencies, grad_theta
 
 
+class PairedProduct(Similarity):
+    """A Bayesian neural network: s_ic^l = θ_c^l·z_il, the class weights θ^l see only their own layer w_l.
+
+    Args:
+        normalised: whether s is a cosine, as in DBLR and DPKL, or a plain logit.
+    """
+
+    joint = True
+
+    def __init__(self, normalised: bool = True) -> None:
+        self.normalised = normalised
+
+    def forward(self, z: Tensor, theta: Tensor) -> Tensor:
+        self.z, self.theta = z, theta.unflatten(1, (z.shape[1], -1))  # E m b d, E m C d
+        return (z @ self.theta.transpose(-1, -2)).transpose(1, 2).flatten(2)
+
+    def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
+        pairs = self.theta.shape[1:3]
+        to_theta = grad_classes.unflatten(-1, pairs).transpose(1, 2)  # E m b C
+        grad_theta = (to_theta.transpose(-1, -2) @ self.z).flatten(1, 2)
+        if grad_embedding is None:
+            return None, grad_theta
+        return grad_embedding.unflatten(-1, pairs).transpose(1, 2) @ self.theta, grad_theta
+
+
 def _log(x: float) -> float:
     return float(torch.tensor(x, dtype=torch.float64).log())
 
@@ -139,11 +166,12 @@ def normalise_backward(grad: Tensor, z: Tensor, length: Tensor) -> Tensor:
     return grad.addcmul_(z, (z * grad).sum(-1, keepdim=True), value=-1).div_(length)
 
 
-def embed(inputs: Tensor, weights: Tensor | None) -> Tensor:
+def embed(inputs: Tensor, weights: Tensor | None, normalised: bool = True) -> Tensor:
     """z `[E, m, b, d]` of inputs `[E, b, D]` under particles `[E, m, D, d]` (or the inputs themselves)."""
     if weights is None:
         return inputs[:, None]
-    return normalise((inputs[:, None] @ weights).relu_())[0]
+    hidden = (inputs[:, None] @ weights).relu_()
+    return normalise(hidden)[0] if normalised else hidden
 
 
 def class_log_probabilities(z: Tensor, theta: Tensor, similarity: Similarity) -> Tensor:
@@ -163,7 +191,8 @@ def predict(inputs: Tensor, particles: Particles, similarity: Similarity) -> Ten
     pieces = []
     for start in range(0, len(inputs), 4):
         piece = slice(start, start + 4)
-        z = embed(inputs[piece], None if particles.weights is None else particles.weights[piece])
+        weights = None if particles.weights is None else particles.weights[piece]
+        z = embed(inputs[piece], weights, similarity.normalised)
         pieces.append(predictive(class_log_probabilities(z, particles.theta[piece], similarity)))
     return torch.cat(pieces)
 
@@ -191,6 +220,7 @@ def directions(
     n: int,
     prior: float,
     rule: Bandwidth = "paper",
+    repulsion: float = 1.0,
     outside: Tensor | float = 0.0,
     out: Tensor | None = None,
 ) -> list[Tensor]:
@@ -200,40 +230,70 @@ def directions(
         inputs: `[E, b, r]` minibatches.
         targets: `[E, b, C]` one-hot labels.
         n: size of the support set, to which the log-likelihood of a minibatch is scaled.
-        prior: the log prior of the class weights is -prior·|θ|².
+        prior: the log prior of what SVGD moves is -prior·|θ|².
+        repulsion: of SVGD, see `particles.svgd_mixing`.
         outside: `[E, m, m]` squared distances between the parts of the particles that do not move.
+        out: memory for the first direction.
     """
     b = inputs.shape[1]
     weights, theta = particles.weights, particles.theta
     if weights is None:
         z, length = inputs[:, None], inputs
     else:
-        z, length = normalise((inputs[:, None] @ weights).relu_())  # E m b d
+        z = (inputs[:, None] @ weights).relu_()  # E m b d
+        z, length = normalise(z) if similarity.normalised else (z, z)
 
     log_rho, theta_unit, theta_length = _forward(z, theta, similarity)
     toward = targets[:, :, None] - log_rho.exp()  # ∂ log ρ_y / ∂s: E b P C
     # Class weights: each particle's own likelihood. Embedding: that of the mean over particles, in which
-    # particle p has the weight ρ_y^p / Σ_p' ρ_y^p'.
-    right = (log_rho * targets[:, :, None]).sum(-1, keepdim=True)  # log ρ_y: E b P 1
-    grad_embedding = None if weights is None else (toward * right.softmax(2) / -b).flatten(2)
-    grad_z, grad_theta = similarity.backward(grad_embedding, toward.flatten(2) * (n / b))
+    # particle p has the weight ρ_y^p / Σ_p' ρ_y^p'; of a BNN its own network's.
+    own = toward.flatten(2) * (n / b)
+    if weights is None:
+        grad_embedding = None
+    elif similarity.joint:
+        grad_embedding = own
+    else:
+        right = (log_rho * targets[:, :, None]).sum(-1, keepdim=True)  # log ρ_y: E b P 1
+        grad_embedding = (toward * right.softmax(2) / -b).flatten(2)
+    grad_z, grad_theta = similarity.backward(grad_embedding, own)
     if similarity.normalised:
         grad_theta = normalise_backward(grad_theta, theta_unit, theta_length)
-    score = grad_theta.view_as(theta) - 2 * prior * theta
-    theta_step = svgd_direction(theta.flatten(2), score.flatten(2), rule).view_as(theta)
+    grad_theta = grad_theta.view_as(theta).flatten(2)  # E P Cd
     if weights is None:
-        return [theta_step.neg_()]
+        score = grad_theta - 2 * prior * theta.flatten(2)
+        return [svgd_direction(theta.flatten(2), score, rule, repulsion).view_as(theta).neg_()]
 
     assert grad_z is not None
-    grad_hidden = normalise_backward(grad_z, z, length).mul_(z.sign())  # through the ReLU: E m b d
-    kappa, _ = particle_kernel(particle_distances(weights.flatten(2)) + outside, rule)
-    # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing first, then Xᵀ, is r/b times cheaper.
-    mixed = (kappa @ grad_hidden.flatten(2)).view_as(grad_hidden)
-    transposed = inputs.transpose(-1, -2)[:, None].expand(-1, mixed.shape[1], -1, -1)  # E m r b
-    weights_step = torch.bmm(
-        transposed.flatten(0, 1), mixed.flatten(0, 1), out=None if out is None else out.flatten(0, 1)
+    grad_hidden = normalise_backward(grad_z, z, length) if similarity.normalised else grad_z
+    grad_hidden = grad_hidden.mul_(z.sign())  # through the ReLU: E m b d
+    distances = particle_distances(weights.flatten(2)) + outside
+    if similarity.joint:
+        mix, push = svgd_mixing(distances + particle_distances(theta.flatten(2)), rule, repulsion)
+        drift = 2 * prior * mix - push  # what prior and repulsion make of the particles, to descend along
+        theta_step = drift @ theta.flatten(2) - mix @ grad_theta
+        weights_step = _to_weights(inputs, -mix @ grad_hidden.flatten(2), weights, out)
+        weights_step.flatten(2).baddbmm_(drift, weights.flatten(2))
+    else:
+        score = grad_theta - 2 * prior * theta.flatten(2)
+        theta_step = svgd_direction(theta.flatten(2), score, rule, repulsion).neg_()
+        kappa, _ = particle_kernel(distances, rule)
+        weights_step = _to_weights(inputs, kappa @ grad_hidden.flatten(2), weights, out)
+    return [weights_step, theta_step.view_as(theta)]
+
+
+def _to_weights(inputs: Tensor, mixed: Tensor, weights: Tensor, out: Tensor | None) -> Tensor:
+    """Xᵀ times the mixed gradients of the hidden layer `[E, m, bd]`: `[E, m, r, d]`.
+
+    Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing first, then Xᵀ, is r/b times cheaper.
+    """
+    m, d = weights.shape[1], weights.shape[3]
+    transposed = inputs.transpose(-1, -2)[:, None].expand(-1, m, -1, -1)  # E m r b
+    step = torch.bmm(
+        transposed.flatten(0, 1),
+        mixed.view(-1, inputs.shape[1], d),
+        out=None if out is None else out.flatten(0, 1),
     )
-    return [weights_step.view_as(weights), theta_step.neg_()]
+    return step.view_as(weights)
 
 
 def _forward(z: Tensor, theta: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,20 +323,26 @@ def train(
     learning_rate: float,
     prior: float,
     rule: Bandwidth = "paper",
+    repulsion: float = 1.0,
     outside: Tensor | float = 0.0,
     check_every: int = 10,
     optimizer: Optimizer = "adam",
+    validation: tuple[Tensor, Tensor] | None = None,
+    on_check: Callable[[int], None] | None = None,
 ) -> Particles:
-    """Train E models at once and return, for each, the parameters with the least training error.
+    """Train E models at once and return, for each, the parameters with the least error.
 
     Args:
         inputs: `[E, n, r]` support points.
         labels: `[E, n]`.
-        similarity: of the model; it judges the training error.
+        similarity: of the model; it judges the error.
         orders: `[E, epochs, n]`, the order of the points in every epoch.
         of_steps: cheaper estimates of `similarity`, one for each step in turn (default: itself).
-        check_every: epochs between looks at the training error (of equal errors the lower loss wins).
+        check_every: epochs between looks at the error (of equal errors the lower loss wins).
+        validation: points `[E, v, r]` and labels `[E, v]` to judge by (default: the training points).
+        on_check: called after every look with the number of epochs done.
     """
+    judged, truth = validation or (inputs, labels)
     of_steps = of_steps or [similarity]
     targets = one_hot(labels, inputs.dtype)
     current = start.clone()
@@ -288,14 +354,16 @@ def train(
     for step, (epoch, indices) in enumerate(minibatches(orders, batch_size), start=1):
         moves = directions(
             inputs[episodes, indices], targets[episodes, indices], current, of_steps[step % len(of_steps)],
-            n=n, prior=prior, rule=rule, outside=outside,
+            n=n, prior=prior, rule=rule, repulsion=repulsion, outside=outside,
             out=None if current.weights is None else current.weights.grad,
         )  # fmt: skip
         for parameter, move in zip(current.tensors(), moves, strict=True):
             parameter.grad = move
         optimise.step()
         if step % steps_per_epoch == 0 and ((epoch + 1) % check_every == 0 or epoch + 1 == epochs):
-            best.offer(predict(inputs, current, similarity), labels)
+            best.offer(predict(judged, current, similarity), truth)
+            if on_check:
+                on_check(epoch + 1)
     return best.particles
 
 
@@ -309,7 +377,7 @@ def make_optimizer(name: Optimizer, tensors: list[Tensor], learning_rate: float)
 
 
 class Selection:
-    """Keeps, for each episode, the parameters with the least training error seen so far."""
+    """Keeps, for each episode, the parameters with the least error seen so far."""
 
     def __init__(self, current: Particles) -> None:
         self.current = current
@@ -318,7 +386,7 @@ class Selection:
         self.loss = self.error.clone()
 
     def offer(self, log_p: Tensor, labels: Tensor) -> None:
-        """`log_p` `[E, n, C]` and `labels` `[E, n]` of the support set under the current parameters."""
+        """`log_p` `[E, n, C]` under the current parameters, `labels` `[E, n]` of the points to judge by."""
         error = (log_p.argmax(-1) != labels).float().mean(-1)
         loss = -log_p.gather(-1, labels[..., None]).mean((1, 2))
         better = (error < self.error) | ((error == self.error) & (loss < self.loss))
