@@ -1,0 +1,107 @@
+"""Compare BLR, BNN, DBLR and DPKL on a few labelled digits (appendices B.2 and C.3 of the paper).
+
+    python scripts/run_mnist.py --quick --out runs/mnist-quick
+    python scripts/run_mnist.py --models blr bnn dblr dpkl --sizes 100 200 300 400 500 600 700 800 900 1000 \\
+        --trials 10 --seed 0 --out runs/mnist
+
+Writes results.json, results.csv, table.md and the pictures error, nll and embedding (PNG and SVG) to --out.
+Every finished (model, size) is saved at once: the same command again goes on where it stopped, and may name
+more models and sizes. Beside the paper's four models:
+
+  dpkl-lengthscale                                     DPKL, lengthscale chosen from the labelled digits
+  blr-plain, bnn-plain                                 logits without the scaling to unit length
+  blr-attract, bnn-attract, dblr-attract, dpkl-attract the kernel gradient of SVGD with the sign turned round
+
+The four idx files, gzipped or not, are read in <root>/mnist or <root>/MNIST/raw, or downloaded there
+by torchvision. <root> is --data-root, else $FEWSHOT_DPKL_DATA, else fewshot-dpkl/data in
+the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from _cli import add_device_arguments, run, use_device
+from tqdm import tqdm
+
+from backbones.train import keep_memory
+from data.mnist import Mnist, read_mnist, split_digits
+from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.mnist import DEFAULT, MODELS, Cell, run_cells
+from fewshot_dpkl.mnist.figures import draw, save_embedding
+from fewshot_dpkl.mnist.report import METRICS, report
+from fewshot_dpkl.results import Results
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", nargs="+", default=list(DEFAULT), choices=MODELS, help=f"default: {' '.join(DEFAULT)}",
+        metavar="MODEL")  # fmt: skip
+    add("--sizes", nargs="+", type=int, help="labelled digits, a tenth for validation (default: 100 to 1000)")
+    add("--trials", type=int, help="default: 10")
+    add("--seed", type=int, default=0, help="everything follows from it (default: %(default)s)")
+    add("--quick", action="store_true", help="a first look: sizes 100 and 200, two trials")
+    add("--out", type=Path, required=True, help="folder for the results")
+    add("--data-root", type=Path, help="folder that holds mnist/ or MNIST/raw/")
+    add_device_arguments(parser)
+    arguments = parser.parse_args()
+    arguments.sizes = arguments.sizes or ([100, 200] if arguments.quick else list(range(100, 1001, 100)))
+    if arguments.trials is None:
+        arguments.trials = 2 if arguments.quick else 10
+    return arguments
+
+
+def make_cells(arguments: argparse.Namespace, digits: Mnist, device: torch.device) -> list[Cell]:
+    cells = []
+    for size in dict.fromkeys(arguments.sizes):
+        split = split_digits(digits.labels, size, arguments.trials, arguments.seed)
+        cells += [
+            Cell(
+                model, size, digits.images, digits.labels, split.training, split.validation,
+                digits.test_images, digits.test_labels, arguments.seed, device=str(device),
+            )
+            for model in dict.fromkeys(arguments.models)
+        ]  # fmt: skip
+    return sorted(cells, key=lambda cell: -cell.work)  # the longest first, so that no core waits at the end
+
+
+def main() -> None:
+    arguments = parse()
+    for name, least in (("trials", 1), ("seed", 0)):
+        if getattr(arguments, name) < least:
+            raise ValueError(f"--{name} is {getattr(arguments, name)}; give at least {least}")
+    device = use_device(arguments)
+    keep_memory()
+    settings = {"trials": arguments.trials, "seed": arguments.seed}
+    results = Results(arguments.out, settings, METRICS, MODELS)
+    digits = read_mnist(arguments.data_root)
+    cells = make_cells(arguments, digits, device)
+    missing = [cell for cell in cells if cell.key not in results.done]
+    workers = (arguments.threads or os.cpu_count() or 1) if device.type == "cpu" else 1
+    started = time.perf_counter()
+    bar_format = "{desc} {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
+    with tqdm(total=sum(cell.work for cell in missing), bar_format=bar_format, disable=None) as bar:
+        for result in run_cells(missing, workers, lambda cell: bar.update(cell.work / cell.checks)):
+            results.add(result.rows, seconds=round(result.seconds, 3))
+            if result.embedding is not None:
+                save_embedding(arguments.out, result.key[1], result.embedding, digits.test_labels)
+            bar.set_description(f"{len(results.done)} done, last {result.key[0]} n = {result.key[1]}")
+    seconds = time.perf_counter() - started
+    text = report(results)
+    with atomic_path(arguments.out / "table.md") as temporary:
+        temporary.write_text(text)
+    figures = draw(results)
+    print(text)
+    print(f"{len(missing)} cells in {seconds:.0f} s, {len(cells) - len(missing)} from before")
+    print(f"saved {results.path}, results.csv, table.md and {', '.join(path.name for path in figures)}")
+
+
+if __name__ == "__main__":
+    run(main)
