@@ -121,7 +121,7 @@ def test_latent_points_and_learnt_values_can_be_read():
     x, y, new = problem()
     dpkl = clone(CHEAP[2]).fit(x, y)
     assert dpkl.latent(new).shape == (3, 25, 2)
-    assert dpkl.validation_rmse_.shape == (2,)
+    assert dpkl.validation_error_.shape == (2,)
     gp = clone(CHEAP[0]).set_params(learn_noise=True).fit(x, y)
     assert gp.lengthscales_.shape == (3,)
     assert gp.noise_ < 1

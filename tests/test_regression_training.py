@@ -241,6 +241,15 @@ def test_noise_and_lengthscale_are_fixed_unless_learnt():
     ).all()
 
 
+def test_a_learnt_noise_is_judged_by_likelihood():
+    x, y, _ = data(n=40)
+    model, settings = start("dpkl", learn_noise=True, epochs=10)
+    trained = train(model, x, y, None, settings)
+    mean, variance = trained.predict(x[:, 36:])
+    nll = -torch.distributions.Normal(mean, variance.sqrt()).log_prob(y[:, 36:]).mean(-1)
+    torch.testing.assert_close(trained.history[0], nll, rtol=1e-4, atol=1e-4)
+
+
 def test_divergence_is_an_error_not_a_nan():
     x, y, _ = data()
     model, settings = start("dkl", lr=1e30)

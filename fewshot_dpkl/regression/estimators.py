@@ -153,7 +153,7 @@ class _EmbeddingGP(RegressorMixin, BaseEstimator):
         """Plain numbers a user may want to read."""
         model = self.trained_.model
         self.noise_ = float(model.log_noise.exp())
-        self.validation_rmse_ = self.trained_.history[:, 0].numpy()
+        self.validation_error_ = self.trained_.history[:, 0].numpy()
         self.log_marginal_likelihood_ = -float(self.trained_.posterior.nll)
         if isinstance(model.embedding, Lengthscales):
             self.lengthscales_ = model.parameters[0, 0].exp().numpy()
@@ -170,7 +170,7 @@ class GPRegressor(_EmbeddingGP):
         alpha: weight of the unlabelled points' posterior variance.
         epochs: full-batch steps of Nadam.
         lr: learning rate (of the log lengthscales).
-        validation_fraction: share of the points held out to choose the epoch by RMSE.
+        validation_fraction: share held out; its RMSE (NLL if the noise is learnt) chooses the epoch.
         check_every: epochs between two looks at the held-out points.
         use_validation: predict from the held-out points too, once they have chosen the epoch.
         learn_noise: learn the noise variance by marginal likelihood (beyond the paper).

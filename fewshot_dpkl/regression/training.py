@@ -22,7 +22,7 @@ from fewshot_dpkl.kernels import (
 )
 from fewshot_dpkl.particles import functional_gradient
 from fewshot_dpkl.regression.embeddings import Embedding
-from fewshot_dpkl.regression.gp import Posterior, condition_on_features, condition_on_kernel
+from fewshot_dpkl.regression.gp import Posterior, condition_on_features, condition_on_kernel, gaussian_nll
 
 Prior = Literal["own", "unit"]
 CHUNK = 2**20  # numbers in one layer of the unlabelled points that are embedded at once: what fits a cache
@@ -207,16 +207,22 @@ def condition(model: Model, x: Tensor, y: Tensor, history: Sequence[Tensor] = ()
 
 
 @torch.no_grad()
-def validation_error(model: Model, x: Tensor, y: Tensor, x_val: Tensor, y_val: Tensor) -> Tensor:
-    """Root mean squared error `[T]` at the validation points."""
+def validation_error(
+    model: Model, x: Tensor, y: Tensor, x_val: Tensor, y_val: Tensor, likelihood: bool
+) -> Tensor:
+    """What chooses the epoch, at the validation points: root mean squared error `[T]`, or mean NLL `[T]`."""
     embedded, new = model.embed(x).double(), model.embed(x_val).double()
     posterior = model.condition(embedded, y)
-    mean = posterior.mean(model.rows(posterior, new, embedded))
-    return (mean - y_val).square().mean(-1).sqrt()
+    rows = model.rows(posterior, new, embedded)
+    mean = posterior.mean(rows)
+    if not likelihood:
+        return (mean - y_val).square().mean(-1).sqrt()
+    variance = posterior.variance(rows, model.prior_variance(new)).clamp_min(0)
+    return gaussian_nll(y_val, mean, variance + model.log_noise.double().exp().unsqueeze(-1)).mean(-1)
 
 
 def train(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, settings: Settings) -> Trained:
-    """Algorithm 1 with Nadam, full batch, keeping each trial's best validation error.
+    """Algorithm 1 with Nadam, full batch, keeping each trial's best validation error (`validation_error`).
 
     The last ⌊fraction · n⌋ rows of every trial are its validation points (the caller shuffles); with none,
     the last epoch is kept. The prediction is conditioned on the other rows alone, as in the paper, or on
@@ -252,7 +258,10 @@ def train(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, settings
         parameters.grad = functional_gradient(parameters, parameters.grad)
         optimizer.step()
         if n_val and (epoch % settings.check_every == 0 or epoch == settings.epochs):
-            history.append(validation_error(live, x_fit, y_fit, x_val, y_val))
+            # a learnt noise can shrink until the model is sure of what it does not know, which no RMSE shows
+            history.append(
+                validation_error(live, x_fit, y_fit, x_val, y_val, likelihood=settings.learn_noise)
+            )
             better = history[-1] < least
             least = torch.where(better, history[-1], least)
             best = _where(better, live, best)
