@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 
 from data.uci import SOURCES, TrialSplit, read_csv, read_uci, split_trials
 from fewshot_dpkl.regression.sweep import MODELS, Cell, Results, run_cell, trial_tensors
-from tests.conftest import ROOT, assert_refused, run_script
+from tests.conftest import ROOT, assert_refused
 
 
 def toy(rows=160, columns=3, seed=0):
@@ -40,21 +39,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def script(monkeypatch, capsys):
-    """run_uci.py in this process: the same arguments, output and status, without a new start of torch."""
-
-    def run(*arguments) -> subprocess.CompletedProcess[str]:
-        monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-        monkeypatch.setattr(sys, "argv", ["run_uci.py", *map(str, arguments)])
-        try:
-            runpy.run_path(str(ROOT / "scripts" / "run_uci.py"), run_name="__main__")
-            status = 0
-        except SystemExit as exit:
-            status = int(exit.code or 0)
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, status, out, err)
-
-    return run
+def script(run_script):
+    return lambda *arguments: run_script("run_uci.py", *arguments)
 
 
 def test_splits_are_disjoint_nested_and_seeded():
@@ -192,7 +178,9 @@ def test_the_script_writes_everything_and_goes_on_after_an_interruption(folder, 
     out = folder / "out"
     common = ["--data-root", folder, "--datasets", "toy", "--test", 50, "--trials", 2, "--unlabeled", 30]
     common += ["--out", out]
-    first = run_script("run_uci.py", *common, "--models", "gp", "dpkl", "--sizes", 20, "--threads", 2)
+    chosen = ["--models", "gp", "dpkl", "--sizes", 20, "--threads", 2]
+    command = [sys.executable, ROOT / "scripts" / "run_uci.py", *common, *chosen]
+    first = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT, timeout=240)
     assert first.returncode == 0, first.stderr
     assert "2 cells in" in first.stdout
     assert first.stderr == ""
