@@ -75,9 +75,10 @@ class Results:
         content = {"settings": self.settings, "versions": versions, "cells": self.cells, "rows": self.rows}
         with atomic_path(self.path) as temporary:
             temporary.write_text(json.dumps(content, indent=1))
-        columns = list(dict.fromkeys(["model", "size", "trial", *self.metrics, *(self.rows or [{}])[0]]))
+        found = (column for row in self.rows for column in row)
+        columns = list(dict.fromkeys(["model", "size", "trial", *self.metrics, *found]))
         with atomic_path(self.folder / "results.csv") as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
 

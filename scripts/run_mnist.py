@@ -84,14 +84,15 @@ def main() -> None:
     digits = read_mnist(arguments.data_root)
     cells = make_cells(arguments, digits, device)
     missing = [cell for cell in cells if cell.key not in results.done]
+    drawn = min(arguments.sizes, key=lambda size: abs(size - 100))  # the paper shows embeddings at n = 100
     workers = (arguments.threads or os.cpu_count() or 1) if device.type == "cpu" else 1
     started = time.perf_counter()
     bar_format = "{desc} {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
     with tqdm(total=sum(cell.work for cell in missing), bar_format=bar_format, disable=None) as bar:
         for result in run_cells(missing, workers, lambda cell: bar.update(cell.work / cell.checks)):
+            if result.embedding is not None and result.key[1] == drawn:
+                save_embedding(arguments.out, drawn, result.embedding, digits.test_labels)
             results.add(result.rows, seconds=round(result.seconds, 3))
-            if result.embedding is not None:
-                save_embedding(arguments.out, result.key[1], result.embedding, digits.test_labels)
             bar.set_description(f"{len(results.done)} done, last {result.key[0]} n = {result.key[1]}")
     seconds = time.perf_counter() - started
     text = report(results)
