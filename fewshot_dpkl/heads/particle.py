@@ -235,50 +235,57 @@ def directions(
         outside: `[E, m, m]` squared distances between the parts of the particles that do not move.
         out: memory for the first direction.
     """
-    b = inputs.shape[1]
-    weights, theta = particles.weights, particles.theta
+    weights, theta = particles.weights, particles.theta.flatten(2)  # E m r d, E P Cd
+    grad_hidden, grad_theta = _gradients(inputs, targets, particles, similarity, n)
+    if weights is None or grad_hidden is None:
+        score = grad_theta - 2 * prior * theta
+        return [svgd_direction(theta, score, rule, repulsion).view_as(particles.theta).neg_()]
+    distances = particle_distances(weights.flatten(2)) + outside
+    if similarity.joint:
+        mix, push = svgd_mixing(distances + particle_distances(theta), rule, repulsion)
+        drift = 2 * prior * mix - push  # what prior and repulsion make of the particles, to descend along
+        theta_step = drift @ theta - mix @ grad_theta
+        weights_step = _to_weights(inputs, -mix @ grad_hidden.flatten(2), weights, out)
+        weights_step.flatten(2).baddbmm_(drift, weights.flatten(2))
+    else:
+        score = grad_theta - 2 * prior * theta
+        theta_step = svgd_direction(theta, score, rule, repulsion).neg_()
+        kappa, _ = particle_kernel(distances, rule)
+        weights_step = _to_weights(inputs, kappa @ grad_hidden.flatten(2), weights, out)
+    return [weights_step, theta_step.view_as(particles.theta)]
+
+
+def _gradients(
+    inputs: Tensor, targets: Tensor, particles: Particles, similarity: Similarity, n: int
+) -> tuple[Tensor | None, Tensor]:
+    """Of the loss in the hidden layer x w_l `[E, m, b, d]`, of the log likelihoods in theta `[E, P, Cd]`.
+
+    Class weights answer to each particle's own likelihood, scaled to all n points; the embedding to that of
+    the mean over particles, in which particle p has the weight ρ_y^p / Σ_p' ρ_y^p'. A BNN's layer answers to
+    its own network's log likelihood, as its class weights do.
+    """
+    b, weights, theta = inputs.shape[1], particles.weights, particles.theta
     if weights is None:
         z, length = inputs[:, None], inputs
     else:
         z = (inputs[:, None] @ weights).relu_()  # E m b d
         z, length = normalise(z) if similarity.normalised else (z, z)
-
     log_rho, theta_unit, theta_length = _forward(z, theta, similarity)
     toward = targets[:, :, None] - log_rho.exp()  # ∂ log ρ_y / ∂s: E b P C
-    # Class weights: each particle's own likelihood. Embedding: that of the mean over particles, in which
-    # particle p has the weight ρ_y^p / Σ_p' ρ_y^p'; of a BNN its own network's.
     own = toward.flatten(2) * (n / b)
     if weights is None:
-        grad_embedding = None
+        of_embedding = None
     elif similarity.joint:
-        grad_embedding = own
+        of_embedding = own
     else:
         right = (log_rho * targets[:, :, None]).sum(-1, keepdim=True)  # log ρ_y: E b P 1
-        grad_embedding = (toward * right.softmax(2) / -b).flatten(2)
-    grad_z, grad_theta = similarity.backward(grad_embedding, own)
+        of_embedding = (toward * right.softmax(2) / -b).flatten(2)
+    grad_z, grad_theta = similarity.backward(of_embedding, own)
     if similarity.normalised:
         grad_theta = normalise_backward(grad_theta, theta_unit, theta_length)
-    grad_theta = grad_theta.view_as(theta).flatten(2)  # E P Cd
-    if weights is None:
-        score = grad_theta - 2 * prior * theta.flatten(2)
-        return [svgd_direction(theta.flatten(2), score, rule, repulsion).view_as(theta).neg_()]
-
-    assert grad_z is not None
-    grad_hidden = normalise_backward(grad_z, z, length) if similarity.normalised else grad_z
-    grad_hidden = grad_hidden.mul_(z.sign())  # through the ReLU: E m b d
-    distances = particle_distances(weights.flatten(2)) + outside
-    if similarity.joint:
-        mix, push = svgd_mixing(distances + particle_distances(theta.flatten(2)), rule, repulsion)
-        drift = 2 * prior * mix - push  # what prior and repulsion make of the particles, to descend along
-        theta_step = drift @ theta.flatten(2) - mix @ grad_theta
-        weights_step = _to_weights(inputs, -mix @ grad_hidden.flatten(2), weights, out)
-        weights_step.flatten(2).baddbmm_(drift, weights.flatten(2))
-    else:
-        score = grad_theta - 2 * prior * theta.flatten(2)
-        theta_step = svgd_direction(theta.flatten(2), score, rule, repulsion).neg_()
-        kappa, _ = particle_kernel(distances, rule)
-        weights_step = _to_weights(inputs, kappa @ grad_hidden.flatten(2), weights, out)
-    return [weights_step, theta_step.view_as(theta)]
+        grad_z = None if grad_z is None else normalise_backward(grad_z, z, length)
+    grad_hidden = None if grad_z is None else grad_z.mul_(z.sign())  # through the ReLU
+    return grad_hidden, grad_theta.view_as(theta).flatten(2)
 
 
 def _to_weights(inputs: Tensor, mixed: Tensor, weights: Tensor, out: Tensor | None) -> Tensor:

@@ -98,7 +98,7 @@ def run_cell(cell: Cell, on_check: Callable[[int], None] | None = None) -> CellR
     if len(heads) > 1:
         for part in fitted:
             for t in part.trials.tolist():
-                rows[t]["lengthscale"] = part.head.get_params()["lengthscale"]
+                rows[t]["lengthscale"] = round(part.head.get_params()["lengthscale"], 4)
     embedding = None
     if cell.model == "dpkl":
         embedding = mean_embedding_of(fitted[0], digits[:EMBEDDED], cell.seed).cpu().numpy()
