@@ -10,6 +10,7 @@ from data.splits import (
     read_cub,
     read_folder,
     read_mini_imagenet,
+    spread_per_class,
 )
 from data.store import Store
 
@@ -24,4 +25,5 @@ __all__ = [
     "read_cub",
     "read_folder",
     "read_mini_imagenet",
+    "spread_per_class",
 ]

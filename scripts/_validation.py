@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backbones.augment import normalise
+from data import spread_per_class
 from fewshot_dpkl.episodes import EpisodeSampler
 from fewshot_dpkl.features import FeatureSet
 
@@ -41,7 +42,7 @@ def make_validate(
     pixels: np.ndarray, labels: np.ndarray, per_class: int
 ) -> Callable[[nn.Module], dict[str, float]]:
     """A function that gives the accuracies of a backbone on `per_class` pictures of every val class."""
-    chosen = np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in range(labels.max() + 1)])
+    chosen = spread_per_class(labels, per_class)
     pixels, labels = np.ascontiguousarray(pixels[chosen]), labels[chosen]
 
     @torch.inference_mode()

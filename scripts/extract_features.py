@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
 from _cli import add_device_arguments, run, use_device
 
 from backbones import extract_features, load_backbone
-from data import load_pixels, open_split
+from data import load_pixels, open_split, spread_per_class
 from fewshot_dpkl.features import FeatureSet
 
 
@@ -29,7 +28,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--split", default="novel", help="base, val or novel (default: %(default)s)")
     parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
     parser.add_argument("--out", required=True, help="features file, .npz or .safetensors")
-    parser.add_argument("--per-class", type=int, help="only the first so many pictures of every class")
+    parser.add_argument("--per-class", type=int, help="only so many pictures of every class, evenly spread")
     parser.add_argument("--dtype", default="float32", choices=["float16", "float32"])
     parser.add_argument("--batch-size", type=int, default=32)
     add_device_arguments(parser)
@@ -50,8 +49,7 @@ def main() -> None:
         split = open_split(arguments.dataset, arguments.split, arguments.data_root)
     pixels, labels = load_pixels(split, backbone.resize), split.labels
     if arguments.per_class:
-        classes = range(len(split.class_names))
-        chosen = np.concatenate([np.flatnonzero(labels == c)[: arguments.per_class] for c in classes])
+        chosen = spread_per_class(labels, arguments.per_class)
         pixels, labels = pixels[chosen], labels[chosen]
     features = extract_features(backbone, pixels, arguments.batch_size, device).astype(arguments.dtype)
     card = {"backbone": backbone.card, "dataset": split.dataset, "split": split.split, "images": len(labels)}

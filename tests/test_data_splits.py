@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import data
-from data import CLASSES, SPLITS, Store, open_split, read_cub, read_folder, read_mini_imagenet
+from data import (
+    CLASSES,
+    SPLITS,
+    Store,
+    open_split,
+    read_cub,
+    read_folder,
+    read_mini_imagenet,
+    spread_per_class,
+)
 from tests.pictures import make_cub, make_folder, make_mini_imagenet, zipped
 
 READ = {"mini-imagenet": read_mini_imagenet, "cub": read_cub}
@@ -143,3 +152,9 @@ def test_data_root_is_the_option_then_the_variable_then_the_cache(monkeypatch, t
     monkeypatch.delenv("FEWSHOT_DPKL_DATA")
     monkeypatch.setenv("FEWSHOT_DPKL_CACHE", str(tmp_path))
     assert data.data_root() == tmp_path / "data"
+
+
+def test_a_few_of_every_class_are_spread_over_the_class():
+    labels = np.array([0, 1, 0, 1, 0, 0, 0, 1])
+    assert spread_per_class(labels, 3).tolist() == [0, 4, 6, 1, 3, 7]
+    assert spread_per_class(labels, 4).tolist() == [0, 2, 5, 6, 1, 3, 7]
