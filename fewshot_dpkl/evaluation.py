@@ -72,7 +72,7 @@ def evaluate(
     sampler: EpisodeSampler,
     episodes: int = 600,
     *,
-    batch_episodes: int = 32,
+    batch_episodes: int = 12,
     device: torch.device | str = "cpu",
     progress: Callable[[str, np.ndarray], None] | None = None,
 ) -> dict[str, HeadResult]:

@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="folder for results.json and episodes.csv")
     parser.add_argument(
-        "--batch-episodes", type=int, default=32, help="episodes trained together (default: %(default)s)"
+        "--batch-episodes", type=int, default=12, help="episodes trained together (default: %(default)s)"
     )
     add_device_arguments(parser)
     return parser.parse_args()
