@@ -263,10 +263,11 @@ def test_scripts_refuse_bad_input_in_one_sentence(shapes, tmp_path, script, caps
 
 def test_prepare_data_counts_what_is_there(tmp_path, script, capsys, monkeypatch):
     monkeypatch.setenv("FEWSHOT_DPKL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEWSHOT_DPKL_DATA", str(tmp_path / "empty"))
     script("prepare_data", "--dataset", "cub", "--source", make_cub(tmp_path / "birds"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["cub base: 100 classes, 100 pictures", "cub val: 50 classes, 50 pictures"]
-    assert lines[3].startswith("all is there; move or link it to ")
+    assert lines[3].startswith(f"all is there; move or link it to {tmp_path / 'empty' / 'cub'}")
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing(shapes, tmp_path, script, capsys):
