@@ -47,12 +47,12 @@ def parse() -> argparse.Namespace:
     add("--sizes", nargs="+", type=int, help="labelled digits, a tenth for validation (default: 100 to 1000)")
     add("--trials", type=int, help="default: 10")
     add("--seed", type=int, default=0, help="everything follows from it (default: %(default)s)")
-    add("--quick", action="store_true", help="a first look: sizes 100 and 200, two trials")
+    add("--quick", action="store_true", help="a first look: sizes 50 and 100, two trials")
     add("--out", type=Path, required=True, help="folder for the results")
     add("--data-root", type=Path, help="folder that holds mnist/ or MNIST/raw/")
     add_device_arguments(parser)
     arguments = parser.parse_args()
-    arguments.sizes = arguments.sizes or ([100, 200] if arguments.quick else list(range(100, 1001, 100)))
+    arguments.sizes = arguments.sizes or ([50, 100] if arguments.quick else list(range(100, 1001, 100)))
     if arguments.trials is None:
         arguments.trials = 2 if arguments.quick else 10
     return arguments

@@ -83,7 +83,9 @@ def _embedding(folder: Path, size: int) -> Figure:
         linewidths=0,
     )
     figure.colorbar(points, ax=axis, ticks=range(10), label="digit")
-    axis.set(title=f"mean embeddings of {len(digit)} test digits, DPKL, n = {size}", xticks=[], yticks=[])
+    axis.set(
+        title=f"mean embeddings of {len(digit)} test digits (t-SNE), DPKL, n = {size}", xticks=[], yticks=[]
+    )
     return figure
 
 
