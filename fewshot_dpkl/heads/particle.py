@@ -111,9 +111,9 @@ class FourierKernel(Similarity):
         phase = theta @ self.frequencies.T  # E K R
         self.theta = torch.cat([phase.cos(), phase.sin_()], -1)  # E K 2R
         k = self.mean @ self.theta.transpose(-1, -2) / r  # E b K
-        s = torch.where(k > self.FLOOR, k.clamp_min(self.FLOOR).log(), k / self.FLOOR - 1 + math.log(self.FLOOR))
-        self.slope = 1 / (k.clamp_min(self.FLOOR) * r)  # ∂s/∂k / R: 1/k above the floor, 1/FLOOR below
-        return s
+        raised = k.clamp_min(self.FLOOR)
+        self.slope = 1 / (raised * r)  # ∂s/∂k / R: 1/k above the floor, 1/FLOOR below
+        return torch.where(k > self.FLOOR, raised.log(), k / self.FLOOR - 1 + math.log(self.FLOOR))
 
     def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
         r, m = len(self.frequencies), self.cos.shape[1]
