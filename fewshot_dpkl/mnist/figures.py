@@ -55,7 +55,7 @@ def _curves(results: Results, metric: str) -> Figure:
         n, mean, spread = map(np.array, zip(*points, strict=True))
         line, marker = STYLES[variant]
         axis.errorbar(
-            n + step * 0.05 * (place - (len(models) - 1) / 2),  # side by side, so that no bar hides another
+            n + step * 0.3 * ((place + 0.5) / len(models) - 0.5),  # side by side: no bar hides another
             mean, spread, color="tab:red" if variant == "lengthscale" else COLOURS[name], linestyle=line,
             marker=marker, markersize=4, linewidth=1.3, elinewidth=0.8, capsize=2,
             label=name.upper() + NAMES.get(variant, ""),
@@ -63,7 +63,7 @@ def _curves(results: Results, metric: str) -> Figure:
     axis.set(xlabel="labelled digits n", ylabel=LABELS[metric], xticks=sizes)
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=min(5, len(models)), fontsize=8)
+    figure.legend(loc="outside lower center", ncols=len(models) if len(models) <= 5 else 3, fontsize=8)
     return figure
 
 
