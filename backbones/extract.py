@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
+import json
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,13 @@ class Extractor(nn.Module):
     Pictures are resized so that the shorter side has `resize` pixels, the middle `crop` × `crop` is cut
     out, values are divided by 255 and normalised with `mean` and `std`. Wrap any module of your own:
     `Extractor(module, resize=256, crop=224, card={"backbone": "mine"})`.
+
+    Attributes:
+        name: what `load_backbone` finds it by, or the name of the module on its card.
+        card: where it comes from, JSON types only.
     """
+
+    name: str
 
     def __init__(
         self,
@@ -44,11 +53,35 @@ class Extractor(nn.Module):
         self.module = module.eval().requires_grad_(False)
         self.resize, self.crop = resize, crop
         self.mean, self.std = tuple(mean), tuple(std)
-        self.card = {**(card or {}), "preprocessing": self.preprocessing}
+        self.card = {"backbone": type(module).__name__, **(card or {}), "preprocessing": self.preprocessing}
+        self.name = self.card["backbone"]
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         return {"resize": self.resize, "crop": self.crop, "mean": list(self.mean), "std": list(self.std)}
+
+    @cached_property
+    def identity(self) -> str:
+        """A short hash of layers, weights and preprocessing: other features, other identity."""
+        digest = hashlib.sha256(json.dumps([self.card["backbone"], self.preprocessing]).encode())
+        for name, layer in self.module.named_modules():
+            digest.update(f"{name} {type(layer).__name__}\n".encode())
+        for name, tensor in self.module.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def _folded(self) -> Extractor:
+        return fold(self)
+
+    def embed(self, pixels: np.ndarray) -> np.ndarray:
+        """uint8 pictures `[N, resize, resize, 3]` to float32 features `[N, D]`, on the device of the weights.
+
+        One picture at a time: its features do not depend on the pictures beside it.
+        """
+        weight = next(self.module.parameters(), torch.empty(0))
+        return _run(self._folded, pixels, 1, weight.device, progress=False)
 
     def train(self, mode: bool = True) -> Extractor:
         """Frozen: stays in evaluation mode."""
@@ -83,7 +116,9 @@ def load_backbone(name: str | os.PathLike[str], pretrained: bool = True) -> Extr
             f"no backbone {text!r}; give one that is shipped ({shipped}), a file written by "
             "scripts/train_backbone.py, torchvision:NAME or timm:NAME"
         )
-    return _from_file(path)
+    extractor = _from_file(path)
+    extractor.name = text if path.parent == WEIGHTS else str(path.resolve())
+    return extractor
 
 
 def _from_file(path: Path) -> Extractor:
@@ -159,7 +194,13 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
         return module
 
 
-@torch.inference_mode()
+def fold(extractor: Extractor) -> Extractor:
+    """The same extractor, faster: batch normalisation folded into the convolutions, channels-last."""
+    module = fold_batch_norm(extractor.module)
+    fast = Extractor(module, extractor.resize, extractor.crop, extractor.mean, extractor.std)
+    return fast.to(memory_format=torch.channels_last)
+
+
 def extract_features(
     extractor: Extractor,
     pixels: np.ndarray,
@@ -174,13 +215,16 @@ def extract_features(
     """
     if batch_size < 1:
         raise ValueError(f"batch size is {batch_size}; expected at least 1")
-    pixels = centre_crop(pixels, extractor.crop)
-    fast = Extractor(
-        fold_batch_norm(extractor.module), extractor.resize, extractor.crop, extractor.mean, extractor.std
-    )
-    fast = fast.to(device).to(memory_format=torch.channels_last)
+    return _run(fold(extractor), pixels, batch_size, device, progress)
+
+
+@torch.inference_mode()
+def _run(
+    extractor: Extractor, pixels: np.ndarray, batch_size: int, device: torch.device | str, progress: bool
+) -> np.ndarray:
+    pixels, extractor = centre_crop(pixels, extractor.crop), extractor.to(device)
     rows = []
     for begin in tqdm(range(0, len(pixels), batch_size), desc="features", disable=None if progress else True):
         batch = torch.from_numpy(np.array(pixels[begin : begin + batch_size]))  # a copy that can be written
-        rows.append(fast(batch.to(device)).cpu().numpy())
+        rows.append(extractor(batch.to(device)).cpu().numpy())
     return np.concatenate(rows)

@@ -1,5 +1,6 @@
 """Files to pictures and arrays: data sets, their class splits, and a cache of decoded pictures."""
 
+from data.folders import read_query, read_support
 from data.pixels import load_pixels
 from data.splits import (
     CLASSES,
@@ -11,6 +12,7 @@ from data.splits import (
     read_folder,
     read_mini_imagenet,
     spread_per_class,
+    user_cache,
 )
 from data.store import Store
 
@@ -25,5 +27,8 @@ __all__ = [
     "read_cub",
     "read_folder",
     "read_mini_imagenet",
+    "read_query",
+    "read_support",
     "spread_per_class",
+    "user_cache",
 ]

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from data.splits import Split, user_cache
 from fewshot_dpkl.files import atomic_path
-
-
-def decode(content: bytes, size: int) -> np.ndarray:
-    """A picture file to uint8 `[size, size, 3]`: shorter side resized to `size`, centre square cut out."""
-    with Image.open(io.BytesIO(content)) as picture:
-        picture = picture.convert("RGB")
-    width, height = picture.size
-    shorter = min(width, height)
-    if shorter != size:
-        scaled = (max(size, round(width * size / shorter)), max(size, round(height * size / shorter)))
-        picture = picture.resize(scaled, Image.Resampling.BILINEAR, reducing_gap=2.0)
-    left, top = (picture.width - size) // 2, (picture.height - size) // 2
-    return np.asarray(picture.crop((left, top, left + size, top + size)))
+from fewshot_dpkl.pictures import decode
 
 
 def load_pixels(split: Split, size: int, cache: str | os.PathLike[str] | None = None) -> np.ndarray:
@@ -63,7 +49,7 @@ def _decode_to(path: Path, split: Split, size: int, shape: tuple[int, ...]) -> N
         ):
             try:
                 pixels = decode(split.store.read(name), size)
-            except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+            except (OSError, ValueError) as error:
                 raise OSError(
                     f"{name} in {split.store.source} is not a readable picture ({error}); download it again"
                 ) from error

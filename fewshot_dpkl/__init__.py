@@ -5,6 +5,8 @@ head = DPKLHead().fit(support_features, support_labels)
 head.predict_proba(query_features)
 """
 
+from fewshot_dpkl.classifier import FewShotClassifier
+from fewshot_dpkl.embedding import Backbone, find_backbone
 from fewshot_dpkl.episodes import EpisodeSampler
 from fewshot_dpkl.evaluation import HeadResult, evaluate, paired_difference
 from fewshot_dpkl.features import FeatureSet
@@ -27,17 +29,20 @@ __version__ = "0.1.0"
 __all__ = [
     "HEADS",
     "BLRHead",
+    "Backbone",
     "CentroidHead",
     "CosineHead",
     "DBLRHead",
     "DPKLHead",
     "EpisodeSampler",
     "FeatureSet",
+    "FewShotClassifier",
     "Head",
     "HeadResult",
     "LogisticRegressionHead",
     "NearestNeighborHead",
     "evaluate",
+    "find_backbone",
     "load_head",
     "make_head",
     "paired_difference",

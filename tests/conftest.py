@@ -7,6 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,15 @@ def data_root() -> Path:
             "needs real data: set FEWSHOT_DPKL_DATA to a folder with mini-imagenet/, cub/, mnist/, uci/"
         )
     return Path(root)
+
+
+@pytest.fixture
+def registered_backbones(monkeypatch):
+    """Backbones found by name as after `pip install`, whether or not this checkout is the installed one."""
+    group = "fewshot_dpkl.backbones"
+    names = ("default", "torchvision", "timm")
+    points = EntryPoints(EntryPoint(name, "backbones:load_backbone", group) for name in names)
+    monkeypatch.setattr("fewshot_dpkl.embedding.entry_points", lambda group: points.select(group=group))
 
 
 @dataclass

@@ -65,6 +65,52 @@ def make_folder(root: Path, splits: dict[str, int], per_class: int = 8, size: in
     return root
 
 
+def odd_pictures() -> tuple[dict[str, bytes], dict[str, tuple[bytes, str]]]:
+    """Odd picture files that must be read, and hostile or broken ones with a word of why they are refused."""
+    red = Image.new("RGB", (40, 30), (200, 30, 20))
+    fine = {
+        "grey.png": _saved(red.convert("L"), "PNG"),
+        "bits.png": _saved(red.convert("1"), "PNG"),
+        "cmyk.jpg": _saved(red.convert("CMYK"), "JPEG"),
+        "palette.png": _saved(red.quantize(4), "PNG"),
+        "palette-clear.gif": _saved(red.quantize(4), "GIF", transparency=0),
+        "clear.png": _saved(red.convert("RGBA"), "PNG"),
+        "deep.png": _saved(Image.fromarray(np.full((30, 40), 51_400, np.uint16)), "PNG"),
+        "deep.tif": _saved(Image.fromarray(np.full((30, 40), 51_400, np.uint16)), "TIFF"),
+        "moving.gif": _saved(red, "GIF", save_all=True, append_images=[Image.new("RGB", red.size, "blue")]),
+        "moving.webp": _saved(red, "WEBP", save_all=True, append_images=[Image.new("RGB", red.size, "blue")]),
+        "turned.jpg": _saved(red, "JPEG", exif=_orientation(6)),
+        "wild-exif.jpg": _saved(red, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xffjunk"),
+        "thin.png": _saved(Image.new("L", (1, 60_000)), "PNG"),
+        "dot.png": _saved(Image.new("RGB", (1, 1)), "PNG"),
+    }
+    refused = {
+        "empty.jpg": (b"", "is empty"),
+        "half.jpg": (picture(0)[:700], "damaged"),
+        "text.jpg": (b"no picture at all", "no picture in a known format"),
+        "program.png": (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n",
+            "no picture in a known",
+        ),
+        "bomb.png": (_saved(Image.new("1", (20_000, 20_000)), "PNG"), "too many"),
+        "big.png": (_saved(Image.new("1", (12_000, 12_000)), "PNG"), "12000 × 12000 pixels are too many"),
+        "float.tif": (_saved(Image.fromarray(np.ones((9, 9), np.float32)), "TIFF"), "float values"),
+    }
+    return fine, refused
+
+
+def _saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def _orientation(value: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = value
+    return exif
+
+
 def zipped(folder: Path, archive: Path) -> Path:
     """All files of `folder` in a zip file."""
     with zipfile.ZipFile(archive, "w") as file:

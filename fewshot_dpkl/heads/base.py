@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,10 @@ class Head(ClassifierMixin, BaseEstimator):
         """Log-probabilities `[E, q, C]` of the queries `[E, q, D]`, each row on its own."""
         raise NotImplementedError
 
+    def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        """The same from each of P posterior particles, `[E, q, P, C]`; P = 1 for a head that keeps none."""
+        return self.log_proba_episodes(state, query)[:, :, None]
+
     # scikit-learn's view: one episode
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Head:
@@ -72,6 +76,17 @@ class Head(ClassifierMixin, BaseEstimator):
 
     def predict_log_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
         """Log-probabilities `[q, C]`, columns in the order of `classes_`."""
+        return self._log_proba(self.log_proba_episodes, X)
+
+    def predict_proba_particles(self, X: ArrayLike | Tensor) -> np.ndarray:
+        """What each of P posterior particles says, `[q, P, C]`: their spread is the head's own doubt.
+
+        `predict_proba` is their mean; heads without particles give `[q, 1, C]`.
+        """
+        return np.exp(self._log_proba(self.particle_log_proba_episodes, X))
+
+    def _log_proba(self, log_proba: Callable[[State, Tensor], Tensor], X: ArrayLike | Tensor) -> np.ndarray:
+        """`log_proba` `[1, q, ..., C]` of the fitted state and `X`, columns in the order of `classes_`."""
         check_is_fitted(self, "state_")
         features = validate_data(self, _to_numpy(X), dtype=np.float32, reset=False)
         device = next(iter(self.state_.values())).device
@@ -80,8 +95,8 @@ class Head(ClassifierMixin, BaseEstimator):
             key: widest(value) if value.is_floating_point() else value for key, value in self.state_.items()
         }
         with torch.no_grad():
-            inside = self.log_proba_episodes(state, widest(torch.as_tensor(features, device=device))[None])[0]
-        return inside.cpu().double().log_softmax(-1).numpy()[:, self._order]
+            inside = log_proba(state, widest(torch.as_tensor(features, device=device))[None])[0]
+        return inside.cpu().double().log_softmax(-1).numpy()[..., self._order]
 
     def predict_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
         """Probabilities `[q, C]`, positive and summing to one, columns in the order of `classes_`."""
@@ -102,8 +117,11 @@ class Head(ClassifierMixin, BaseEstimator):
 
     # one file, no pickle
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted head to one safetensors file; `load_head` reads it back."""
+    def save(self, path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
+        """Write the fitted head to one safetensors file; `load_head` reads it back.
+
+        `metadata` is kept beside the head's own description.
+        """
         check_is_fitted(self, "state_")
         description = {
             "version": FORMAT_VERSION,
@@ -116,7 +134,9 @@ class Head(ClassifierMixin, BaseEstimator):
         }
         tensors = {key: value.cpu() for key, value in self.state_.items()}
         with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata={"fewshot_dpkl": json.dumps(description)})
+            save_file(
+                tensors, temporary, metadata={**(metadata or {}), "fewshot_dpkl": json.dumps(description)}
+            )
 
 
 def read_head(path: str | os.PathLike[str], heads: dict[str, type[Head]]) -> Head:

@@ -19,6 +19,7 @@ from fewshot_dpkl.heads.particle import (
     Particles,
     Similarity,
     predict,
+    predict_by_particle,
     train,
 )
 from fewshot_dpkl.heads.span import Span, support_span
@@ -101,6 +102,10 @@ class BLRHead(Head):
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         particles = Particles(state.get("weights"), state["class_weights"])
         return predict(unit(query), particles, self._similarity())
+
+    def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        particles = Particles(state.get("weights"), state["class_weights"])
+        return predict_by_particle(unit(query), particles, self._similarity())
 
 
 def _scaled(validation: Validation | None) -> Validation | None:
@@ -230,6 +235,10 @@ class DPKLHead(Head):
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         particles = Particles(state["weights"], state["class_weights"])
         return predict(unit(query), particles, self._similarity(query)[0])
+
+    def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        particles = Particles(state["weights"], state["class_weights"])
+        return predict_by_particle(unit(query), particles, self._similarity(query)[0])
 
 
 class DBLRHead(DPKLHead):

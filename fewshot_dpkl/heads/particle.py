@@ -184,14 +184,22 @@ def predictive(log_rho: Tensor) -> Tensor:
 
 
 def predict(inputs: Tensor, particles: Particles, similarity: Similarity) -> Tensor:
-    """log p `[E, b, C]` of inputs `[E, b, r]`, four episodes at a time: their features stay in cache."""
-    pieces = []
+    """log p `[E, b, C]` of inputs `[E, b, r]`."""
+    return torch.cat([predictive(piece) for piece in _by_particle(inputs, particles, similarity)])
+
+
+def predict_by_particle(inputs: Tensor, particles: Particles, similarity: Similarity) -> Tensor:
+    """log ρ `[E, b, P, C]` of inputs `[E, b, r]`: what each particle of the class weights says."""
+    return torch.cat(list(_by_particle(inputs, particles, similarity)))
+
+
+def _by_particle(inputs: Tensor, particles: Particles, similarity: Similarity) -> Iterator[Tensor]:
+    """log ρ `[4, b, P, C]` of four episodes at a time: their features stay in cache."""
     for start in range(0, len(inputs), 4):
         piece = slice(start, start + 4)
         weights = None if particles.weights is None else particles.weights[piece]
         z = embed(inputs[piece], weights, similarity.normalised)
-        pieces.append(predictive(class_log_probabilities(z, particles.theta[piece], similarity)))
-    return torch.cat(pieces)
+        yield class_log_probabilities(z, particles.theta[piece], similarity)
 
 
 @dataclass

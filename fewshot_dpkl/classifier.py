@@ -1,0 +1,155 @@
+"""A few pictures per class in, class probabilities of new pictures out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from safetensors import SafetensorError, safe_open
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.utils.validation import check_is_fitted
+
+from fewshot_dpkl.embedding import PREPARATION, Backbone, embed, find_backbone
+from fewshot_dpkl.heads import Head, load_head, make_head
+from fewshot_dpkl.pictures import Picture, PictureError
+
+FORMAT_VERSION = 1
+KEY = "fewshot_dpkl_classifier"
+
+
+class FewShotClassifier(ClassifierMixin, BaseEstimator):
+    """A head on the features of a frozen backbone, fitted on pictures.
+
+        classifier = FewShotClassifier("torchvision:resnet18", "dpkl").fit(paths, labels)
+        classifier.predict_proba(more_paths)  # [n, classes], columns in the order of classifier.classes_
+
+    Pictures are paths, PIL images, arrays `[H, W, 3]` or tensors `[3, H, W]`, in a list or a batch.
+
+    Args:
+        backbone: a name (`conv4-mini-imagenet`, `torchvision:NAME`, `timm:NAME`, a file written by
+            scripts/train_backbone.py) or any `Backbone`, for instance `backbones.Extractor(module, ...)`.
+        head: the name of a head, or a head.
+        cache: folder that keeps the features of picture files, by content and backbone (default: no cache).
+    """
+
+    def __init__(
+        self,
+        backbone: str | os.PathLike[str] | Backbone = "conv4-mini-imagenet",
+        head: str | Head = "dpkl",
+        cache: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.head = head
+        self.cache = cache
+
+    def fit(self, pictures: Sequence[Picture], labels: ArrayLike) -> FewShotClassifier:
+        """Learn from n pictures and their n labels of any type."""
+        _check_list(pictures)
+        if len(pictures) != len(np.asarray(labels)):
+            raise ValueError(
+                f"there are {len(pictures)} pictures but {len(np.asarray(labels))} labels; give one for each"
+            )
+        self.backbone_ = find_backbone(self.backbone)
+        return self.fit_features(self.embed(pictures), labels)
+
+    def fit_features(self, X: ArrayLike, labels: ArrayLike) -> FewShotClassifier:
+        """Learn from features `X` `[n, D]` that `embed` made before."""
+        self.backbone_ = find_backbone(self.backbone)
+        head: Head = make_head(self.head) if isinstance(self.head, str) else clone(self.head)
+        self.head_ = head.fit(X, labels)
+        self.classes_ = self.head_.classes_
+        return self
+
+    def embed(self, pictures: Sequence[Picture]) -> np.ndarray:
+        """Float32 features `[n, D]` of n pictures; a picture that cannot be read is named."""
+        check_is_fitted(self, "backbone_")
+        _check_list(pictures)
+        features, refused = embed(self.backbone_, pictures, self.cache)
+        for index, reason in refused.items():
+            picture = pictures[index]
+            name = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else f"picture {index}"
+            others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+            raise PictureError(f"{name}: {reason}{others}; leave it out or replace it")
+        return features
+
+    def predict_proba(self, pictures: Sequence[Picture]) -> np.ndarray:
+        """Probabilities `[n, C]`, columns in the order of `classes_`."""
+        check_is_fitted(self, "head_")
+        return self.head_.predict_proba(self.embed(pictures))
+
+    def predict(self, pictures: Sequence[Picture]) -> np.ndarray:
+        """The most probable class of each picture: `[n]`."""
+        check_is_fitted(self, "head_")
+        return self.head_.predict(self.embed(pictures))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: name and identity of the backbone, preprocessing, fitted head."""
+        check_is_fitted(self, "head_")
+        description = {
+            "version": FORMAT_VERSION,
+            "preparation": PREPARATION,
+            "backbone": self.backbone_.name,
+            "identity": self.backbone_.identity,
+            "preprocessing": self.backbone_.preprocessing,
+        }
+        self.head_.save(path, {KEY: json.dumps(description)})
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        backbone: str | os.PathLike[str] | Backbone | None = None,
+        cache: str | os.PathLike[str] | None = None,
+    ) -> FewShotClassifier:
+        """Read what `save` wrote; it gives the same probabilities.
+
+        `backbone` says where the backbone is now, for one that its name does not find. Another backbone than
+        the one fitted with is refused.
+        """
+        description = _read_description(path)
+        try:
+            found = find_backbone(description["backbone"] if backbone is None else backbone)
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"{path} was fitted with a backbone that cannot be loaded here: {error}"
+            ) from error
+        if found.identity != description["identity"]:
+            raise ValueError(
+                f"{path} was fitted with the backbone {description['backbone']} ({description['identity']}), "
+                f"but {found.name} is another one here ({found.identity}: other weights or preprocessing); "
+                "give the backbone it was fitted with, or fit and save it again"
+            )
+        head = load_head(path)
+        classifier = cls(found, head.name, cache)
+        classifier.backbone_, classifier.head_, classifier.classes_ = found, head, head.classes_
+        return classifier
+
+
+def _read_description(path: str | os.PathLike[str]) -> dict[str, str]:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(
+            f"there is no saved classifier at {path}; write one with classifier.save(path)"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            description: dict[str, str] = json.loads((file.metadata() or {})[KEY])
+    except (SafetensorError, KeyError, json.JSONDecodeError):
+        raise ValueError(
+            f"{path} is not a saved classifier; write one with classifier.save(path) or classify.py --save"
+        ) from None
+    found = (description.get("version"), description.get("preparation"))
+    if found != (FORMAT_VERSION, PREPARATION):
+        raise ValueError(
+            f"{path} has classifier format {found[0]}.{found[1]}, this version of fewshot-dpkl reads format "
+            f"{FORMAT_VERSION}.{PREPARATION}; fit and save it again"
+        )
+    return description
+
+
+def _check_list(pictures: Sequence[Picture]) -> None:
+    is_one = isinstance(pictures, (str, bytes, os.PathLike)) or not hasattr(pictures, "__len__")
+    if is_one or getattr(pictures, "ndim", 4) != 4:
+        raise ValueError("give a list of pictures or a batch [N, H, W, 3]; for one picture a list of one")

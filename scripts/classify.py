@@ -1,0 +1,254 @@
+"""Classify pictures of your own from a few examples per class.
+
+    python scripts/classify.py --support birds/ --query new/ --head dpkl --head nn
+    python scripts/classify.py --support birds/ --backbone torchvision:resnet18 --save birds.safetensors
+    python scripts/classify.py --model birds.safetensors --query photo.jpg --threshold 0.5 --out answers.csv
+
+The support folder holds one folder of pictures per class: birds/<class>/*.jpg. Where the query folder has
+folders named after classes, accuracy is printed too. A picture that cannot be read is named and passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _cli import add_device_arguments, run, use_device
+from torch import nn
+
+from data import read_query, read_support, user_cache
+from fewshot_dpkl import HEADS, Backbone, FewShotClassifier, find_backbone
+from fewshot_dpkl.embedding import embed
+from fewshot_dpkl.files import atomic_path
+
+NOT_SURE = "not sure"
+
+
+@dataclass
+class Answers:
+    """What every head says of n query pictures.
+
+    Attributes:
+        names: n file names.
+        truth: n classes, None where unknown.
+        refused: why picture i has no answer.
+        classes: C names.
+        probabilities: by head, `[n, C]`, NaN for refused pictures.
+    """
+
+    names: list[str]
+    truth: list[str | None]
+    refused: dict[int, str]
+    classes: list[str]
+    threshold: float
+    probabilities: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def top(self, head: str, index: int) -> tuple[str, float]:
+        """The most probable class and its probability."""
+        row = self.probabilities[head][index]
+        return self.classes[int(row.argmax())], float(row.max())
+
+    def label(self, head: str, index: int) -> str:
+        name, probability = self.top(head, index)
+        return name if probability >= self.threshold else NOT_SURE
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--support", type=Path, metavar="DIR", help="folder with a folder of pictures per class"
+    )
+    source.add_argument("--model", type=Path, metavar="FILE", help="a classifier written by --save")
+    parser.add_argument(
+        "--query", type=Path, nargs="+", metavar="DIR|FILE", default=[], help="pictures to classify"
+    )
+    parser.add_argument(
+        "--backbone",
+        help="shipped name, torchvision:NAME, timm:NAME or file (default: conv4-mini-imagenet, the model's)",
+    )
+    parser.add_argument(
+        "--head",
+        action="append",
+        metavar="NAME",
+        help=f"one of: {', '.join(HEADS)}; can be repeated (default: dpkl)",
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the fitted classifier (.safetensors)")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.0,
+        help=f"say '{NOT_SURE}' where the top probability is lower (default: %(default)s)",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all probabilities, .csv or .json")
+    parser.add_argument("--no-cache", action="store_true", help="neither use nor keep features of pictures")
+    add_device_arguments(parser)
+    return parser.parse_args()
+
+
+def check(arguments: argparse.Namespace) -> None:
+    if arguments.model and (arguments.head or arguments.save):
+        raise ValueError("--model comes with its head and is already saved; leave out --head and --save")
+    if arguments.save and len(set(arguments.head or ["dpkl"])) > 1:
+        raise ValueError("--save keeps one head; give one --head, or save each in a run of its own")
+    if arguments.save and arguments.save.suffix != ".safetensors":
+        raise ValueError(f"--save is {arguments.save}; expected a name that ends in .safetensors")
+    if not arguments.query and not arguments.save:
+        raise ValueError("there is nothing to do; give pictures with --query or a file with --save")
+    if not 0 <= arguments.threshold <= 1:
+        raise ValueError(f"--threshold is {arguments.threshold}; expected a probability from 0 to 1")
+    if arguments.out and arguments.out.suffix not in (".csv", ".json"):
+        raise ValueError(f"--out is {arguments.out}; expected a name that ends in .csv or .json")
+
+
+def main() -> None:
+    arguments = parse()
+    check(arguments)
+    device = use_device(arguments)
+    cache = None if arguments.no_cache else user_cache() / "features"
+    query, folders = read_query(arguments.query) if arguments.query else ([], [])
+    if arguments.model:
+        loaded = FewShotClassifier.load(arguments.model, arguments.backbone)
+        backbone, classifiers = on_device(loaded.backbone_, device), {loaded.head_.name: loaded}
+    else:
+        heads = list(dict.fromkeys(arguments.head or ["dpkl"]))
+        backbone = on_device(find_backbone(arguments.backbone or "conv4-mini-imagenet"), device)
+        classifiers = fit(backbone, heads, arguments.support, cache)
+    if arguments.save:
+        next(iter(classifiers.values())).save(arguments.save)
+        print(f"wrote {arguments.save}")
+    if query:
+        answers = answer(backbone, classifiers, query, folders, arguments.threshold, cache)
+        print(table(answers))
+        if arguments.out:
+            write(arguments.out, answers)
+
+
+def on_device(backbone: Backbone, device: Any) -> Backbone:
+    return backbone.to(device) if isinstance(backbone, nn.Module) else backbone
+
+
+def fit(
+    backbone: Backbone, heads: Sequence[str], folder: Path, cache: Path | None
+) -> dict[str, FewShotClassifier]:
+    """A classifier of each head, all on the same features; pictures that cannot be read are left out."""
+    classifiers = {head: FewShotClassifier(backbone, head, cache) for head in heads}
+    paths, labels = read_support(folder)
+    features, refused = embed(backbone, paths, cache, progress=True)
+    warn(paths, refused)
+    kept = [label for index, label in enumerate(labels) if index not in refused]
+    empty = sorted(set(labels) - set(kept))
+    if empty:
+        raise ValueError(f"class {shown(empty[0])} has no picture that can be read; give it at least one")
+    for classifier in classifiers.values():
+        classifier.fit_features(features, kept)
+    return classifiers
+
+
+def answer(
+    backbone: Backbone,
+    classifiers: dict[str, FewShotClassifier],
+    paths: list[Path],
+    folders: list[str | None],
+    threshold: float,
+    cache: Path | None,
+) -> Answers:
+    features, refused = embed(backbone, paths, cache, progress=True)
+    warn(paths, refused)
+    classes = [str(name) for name in next(iter(classifiers.values())).classes_]
+    truth = [folder if folder in classes else None for folder in folders]
+    answers = Answers([shown(path) for path in paths], truth, refused, classes, threshold)
+    read = [index for index in range(len(paths)) if index not in refused]
+    for head, classifier in classifiers.items():
+        answers.probabilities[head] = np.full((len(paths), len(classes)), np.nan)
+        if read:
+            answers.probabilities[head][read] = classifier.head_.predict_proba(features)
+    return answers
+
+
+def warn(paths: Sequence[Path], refused: dict[int, str]) -> None:
+    for index, reason in refused.items():
+        print(f"passed over {shown(paths[index])}: {reason}", file=sys.stderr)
+
+
+def shown(name: str | os.PathLike[str]) -> str:
+    """A file name that can be printed: no control characters, no bytes that are not text."""
+    return "".join(letter if letter.isprintable() else "�" for letter in os.fspath(name))
+
+
+def table(answers: Answers) -> str:
+    """A line per picture with each head's answer, and accuracies where classes are known."""
+    heads = list(answers.probabilities)
+    rows = [["picture", *heads]]
+    for index, name in enumerate(answers.names):
+        if index in answers.refused:
+            rows.append([name, *["-"] * len(heads)])
+            continue
+        cells = []
+        for head in heads:
+            guess, probability = answers.top(head, index)
+            sure = answers.label(head, index) != NOT_SURE
+            cells.append(f"{shown(guess)} {probability:.3f}" if sure else f"{NOT_SURE} {probability:.3f}")
+        rows.append([name, *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join(lines + accuracy_lines(answers))
+
+
+def accuracy_lines(answers: Answers) -> list[str]:
+    known = [
+        index
+        for index, truth in enumerate(answers.truth)
+        if truth is not None and index not in answers.refused
+    ]
+    lines = []
+    for head in answers.probabilities if known else []:
+        right = np.array([answers.top(head, index)[0] == answers.truth[index] for index in known])
+        sure = np.array([answers.label(head, index) != NOT_SURE for index in known])
+        line = f"accuracy of {head} on {len(known)} pictures of known class: {100 * right.mean():.1f} %"
+        if not sure.all():
+            of_sure = f", accuracy of the others: {100 * right[sure].mean():.1f} %" if sure.any() else ""
+            line += f" ({NOT_SURE}: {(~sure).sum()}{of_sure})"
+        lines.append(line)
+    return ["", *lines] if lines else []
+
+
+def write(path: Path, answers: Answers) -> None:
+    """All probabilities: CSV with a row per picture and head, or JSON with an entry per picture."""
+    rows: list[dict[str, Any]] = []
+    for index, name in enumerate(answers.names):
+        about = {"picture": name, "class": answers.truth[index], "refused": answers.refused.get(index)}
+        for head, probabilities in answers.probabilities.items():
+            row: dict[str, Any] = {**about, "head": head, "label": None, "probability": None}
+            if index not in answers.refused:
+                row |= {"label": answers.label(head, index), "probability": answers.top(head, index)[1]}
+                row["probabilities"] = dict(zip(answers.classes, probabilities[index].tolist(), strict=True))
+            rows.append(row)
+    with atomic_path(path) as temporary:
+        if path.suffix == ".json":
+            document = {"classes": answers.classes, "threshold": answers.threshold, "answers": rows}
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
+            return
+        columns = {name: f"p({shown(name)})" for name in answers.classes}
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [*list(rows[0])[:6], *columns.values()])
+            writer.writeheader()
+            for row in rows:
+                each = row.pop("probabilities", {})
+                writer.writerow({**row, **{columns[name]: value for name, value in each.items()}})
+
+
+if __name__ == "__main__":
+    run(main)
