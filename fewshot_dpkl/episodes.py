@@ -20,6 +20,8 @@ class Episodes:
         support: `[E, way, shot]` row numbers.
         query: `[E, way, query]` row numbers.
         seeds: `[E]`, a seed for the head's own randomness in each episode.
+        unseen: `[E, query]` row numbers of one class that is not among the classes of the episode, or
+            `[E, 0]` when none were asked for.
     """
 
     numbers: np.ndarray
@@ -27,6 +29,7 @@ class Episodes:
     support: np.ndarray
     query: np.ndarray
     seeds: np.ndarray
+    unseen: np.ndarray
 
 
 class EpisodeSampler:
@@ -61,8 +64,8 @@ class EpisodeSampler:
                     f"class ({shot} shots + {query} queries); lower shot or query, or add examples"
                 )
 
-    def draw(self, numbers: range | np.ndarray) -> Episodes:
-        """The episodes with the given numbers."""
+    def draw(self, numbers: range | np.ndarray, *, unseen: bool = False) -> Episodes:
+        """The episodes with the given numbers; `unseen` adds queries of a class that is not in them."""
         classes = np.empty((len(numbers), self.way), np.int64)
         rows = np.empty((len(numbers), self.way, self.shot + self.query), np.int64)
         seeds = np.empty(len(numbers), np.int64)
@@ -74,9 +77,26 @@ class EpisodeSampler:
                 order = np.argsort(uniform(len(self.rows[label])), kind="stable")
                 rows[i, c] = self.rows[label][order[: self.shot + self.query]]
         support, query = np.split(rows, [self.shot], axis=2)
-        return Episodes(np.asarray(numbers), classes, support, query, seeds)
+        outside = self._draw_unseen(numbers, classes) if unseen else np.empty((len(numbers), 0), np.int64)
+        return Episodes(np.asarray(numbers), classes, support, query, seeds, outside)
 
-    def batches(self, numbers: range | np.ndarray, size: int) -> Iterator[Episodes]:
+    def _draw_unseen(self, numbers: range | np.ndarray, classes: np.ndarray) -> np.ndarray:
+        """Rows `[E, query]` of a class outside `classes` `[E, way]`, from a stream of its own per episode."""
+        if self.way == len(self.rows):
+            raise ValueError(
+                f"a {self.way}-way task leaves no class unseen, of {len(self.rows)} in the features; "
+                "lower way or do without unseen queries"
+            )
+        rows = np.empty((len(numbers), self.query), np.int64)
+        for i, number in enumerate(numbers):
+            uniform = np.random.Generator(np.random.PCG64([self.seed, int(number), 1])).random
+            outside = np.setdiff1d(np.arange(len(self.rows)), classes[i])
+            label = outside[int(uniform() * len(outside))]
+            order = np.argsort(uniform(len(self.rows[label])), kind="stable")
+            rows[i] = self.rows[label][order[: self.query]]
+        return rows
+
+    def batches(self, numbers: range | np.ndarray, size: int, *, unseen: bool = False) -> Iterator[Episodes]:
         """The same episodes, `size` at a time."""
         for start in range(0, len(numbers), size):
-            yield self.draw(numbers[start : start + size])
+            yield self.draw(numbers[start : start + size], unseen=unseen)

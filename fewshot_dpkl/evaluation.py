@@ -1,13 +1,14 @@
-"""Evaluation of heads over episodes: accuracy with its interval, NLL, calibration, paired differences."""
+"""Evaluation of heads over episodes: run them, pool their scores, compare them in pairs, class by class."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from itertools import combinations
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,53 +18,111 @@ from torch import Tensor
 from fewshot_dpkl.episodes import Episodes, EpisodeSampler
 from fewshot_dpkl.features import FeatureSet
 from fewshot_dpkl.heads import Head
-
-ECE_BINS = 15
+from fewshot_dpkl.metrics import Scores, expected_calibration_error, mean_interval, score
 
 
 @dataclass(frozen=True)
 class HeadResult:
-    """What one head did, episode by episode.
+    """What one head did, episode by episode; the figures are defined in `fewshot_dpkl/metrics.py`.
 
     Attributes:
         accuracy: `[episodes]` share of right answers.
         nll: `[episodes]` mean negative log-likelihood of the true class.
+        brier: `[episodes]` mean squared distance of the probabilities to the truth, summed over classes.
+        accuracy_at_80: `[episodes]` accuracy on the 80 % of queries the head is surest of.
         calibration: `[episodes, 15, 3]`, for every confidence bin: count, sum of confidences, right answers.
+        entropy: `[episodes, 2, 2]`, of right and of wrong answers: count, sum of entropies.
+        confusion: `[episodes, way, way]`, queries of a class (row) that were given an answer (column).
         seconds: time spent in the head.
+        unseen_auroc: `[episodes]`, how well the top probability tells known from unseen classes, if asked.
     """
 
     accuracy: np.ndarray
     nll: np.ndarray
+    brier: np.ndarray
+    accuracy_at_80: np.ndarray
     calibration: np.ndarray
+    entropy: np.ndarray
+    confusion: np.ndarray
     seconds: float
+    unseen_auroc: np.ndarray | None = None
 
     @property
     def ece(self) -> float:
         """Expected calibration error over all queries, 15 equal bins of the top probability."""
-        count, confidence, right = self.calibration.sum(0).T
-        return float(np.abs(confidence - right).sum() / count.sum())
+        return expected_calibration_error(self.calibration.sum(0))
 
-    def summary(self) -> dict[str, float | int]:
-        """The figures of the results file."""
-        mean, interval = mean_interval(self.accuracy)
+    @property
+    def per_episode(self) -> dict[str, np.ndarray]:
+        """The figures that have a value `[episodes]` for every episode, by name."""
+        names = ("accuracy", "nll", "brier", "accuracy_at_80", "unseen_auroc")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the results file; an entropy is None where there was no such answer."""
+        figures: dict[str, Any] = {}
+        for name, values in self.per_episode.items():
+            interval = "ci95" if name == "accuracy" else f"{name}_ci95"
+            figures[name], figures[interval] = mean_interval(values)
+        for name, (count, total) in zip(("right", "wrong"), self.entropy.sum(0), strict=True):
+            figures[f"entropy_{name}"] = float(total / count) if count else None
+        bins = zip(("count", "confidence", "right"), self.calibration.sum(0).T.tolist(), strict=True)
         return {
-            "accuracy": mean,
-            "ci95": interval,
-            "nll": float(self.nll.mean()),
+            **figures,
             "ece": self.ece,
             "seconds": self.seconds,
             "episodes": len(self.accuracy),
+            "reliability": dict(bins),
         }
 
 
-def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """The mean and half the width of its 95 % interval, 1.96 σ / √episodes, as the field reports it."""
-    return float(values.mean()), float(1.96 * values.std() / len(values) ** 0.5)
-
-
 def paired_difference(result: HeadResult, other: HeadResult, figure: str = "accuracy") -> tuple[float, float]:
-    """Mean of `result` minus `other` on the same episodes, with its 95 % interval; figure: accuracy, nll."""
+    """Mean of `result` minus `other` on the same episodes, with its 95 % interval.
+
+    figure: accuracy, nll, brier, accuracy_at_80 or unseen_auroc.
+    """
     return mean_interval(getattr(result, figure) - getattr(other, figure))
+
+
+def paired_differences(results: Mapping[str, HeadResult]) -> list[dict[str, Any]]:
+    """Every later head minus every earlier one, in all figures that have a value per episode."""
+    rows = []
+    for (earlier, other), (later, result) in combinations(results.items(), 2):
+        row: dict[str, Any] = {"head": later, "minus": earlier}
+        for name in result.per_episode:
+            row[name], row[f"{name}_ci95"] = paired_difference(result, other, name)
+        rows.append(row)
+    return rows
+
+
+def by_class(
+    results: Mapping[str, HeadResult], classes: np.ndarray, class_names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """For each class that was drawn: queries, and by head the accuracy and the commonest wrong answer.
+
+    `classes` `[episodes, way]` are those of the episodes. The share of a wrong answer is of the queries in
+    episodes that held both classes.
+    """
+    total = len(class_names)
+    pairs = (classes[:, :, None], classes[:, None, :])  # true class, answer
+    rows: dict[int, dict[str, Any]] = {
+        c: {"name": class_names[c], "queries": 0, "accuracy": {}, "taken_for": {}} for c in np.unique(classes)
+    }
+    for name, result in results.items():
+        times, chances = np.zeros((2, total, total))
+        np.add.at(times, pairs, result.confusion)
+        np.add.at(chances, pairs, result.confusion.sum(2, keepdims=True))
+        for c, row in rows.items():
+            row["queries"] = int(chances[c, c])
+            row["accuracy"][name] = float(times[c, c] / chances[c, c])
+            wrong = np.where(np.arange(total) == c, 0, times[c])
+            worst = int(wrong.argmax())
+            row["taken_for"][name] = (
+                {"class": class_names[worst], "share": float(wrong[worst] / chances[c, worst])}
+                if wrong[worst]
+                else None
+            )
+    return list(rows.values())
 
 
 def evaluate(
@@ -72,6 +131,7 @@ def evaluate(
     sampler: EpisodeSampler,
     episodes: int = 600,
     *,
+    unseen: bool = False,
     batch_episodes: int = 12,
     device: torch.device | str = "cpu",
     progress: Callable[[str, np.ndarray], None] | None = None,
@@ -82,6 +142,8 @@ def evaluate(
     result does not depend on `batch_episodes`, threads or processes, up to float rounding.
 
     Args:
+        unseen: also ask, in every episode, as many queries as per class of a class that is not in its
+            support set. Nothing else changes by it.
         progress: called after each batch with the head's name and the accuracies of the batch.
     """
     if episodes < 1 or batch_episodes < 1:
@@ -93,18 +155,18 @@ def evaluate(
     share = np.arange(rank, episodes, world)
     workers = torch.get_num_threads() if table.device.type == "cpu" else 1
     size = min(batch_episodes, max(1, -(-len(share) // workers)))
-    batches = list(sampler.batches(share, size))
+    batches = list(sampler.batches(share, size, unseen=unseen))
     results = {}
     for name, head in heads.items():
         start = time.perf_counter()
-        parts = []
+        parts = [nothing(sampler.way, unseen)]
         for scores in in_threads(partial(score_head, head, table), batches, workers):
             parts.append(scores)
             if progress:
-                progress(name, scores[0])
-        seconds = time.perf_counter() - start
-        accuracy, nll, calibration = (gather(column, episodes) for column in columns(parts))
-        results[name] = HeadResult(accuracy, nll, calibration, slowest(seconds))
+                progress(name, scores["accuracy"])
+        seconds = slowest(time.perf_counter() - start)
+        whole = {key: gather(np.concatenate([part[key] for part in parts]), episodes) for key in parts[0]}
+        results[name] = HeadResult(**whole, seconds=seconds)
     return results
 
 
@@ -128,48 +190,38 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], worker
 
 
 @torch.no_grad()
-def run_head(head: Head, table: Tensor, batch: Episodes) -> Tensor:
-    """Fit a head to a batch of episodes; log-probabilities `[E, way, query, way]` of their queries.
+def run_head(head: Head, table: Tensor, batch: Episodes) -> tuple[Tensor, Tensor]:
+    """Fit a head to a batch of episodes and ask it their queries.
 
     `table` `[N, D]` are the features on the device to use. The head sees the support set when it learns
     and the queries only afterwards.
+
+    Returns:
+        Log-probabilities `[E, way, query, way]` of the queries and `[E, unseen, way]` of the unseen ones,
+        asked apart so that no rounding of the first depends on the second.
     """
     episodes, way, shot = batch.support.shape
-    support = table[torch.as_tensor(batch.support.reshape(episodes, -1), device=table.device)]
-    query = table[torch.as_tensor(batch.query.reshape(episodes, -1), device=table.device)]
+
+    def look_up(rows: np.ndarray) -> Tensor:
+        return table[torch.as_tensor(rows.reshape(episodes, -1), device=table.device)]  # E rows D
+
     labels = torch.arange(way, device=table.device).repeat_interleave(shot).expand(episodes, -1)
-    state = head.fit_episodes(support, labels, batch.seeds.tolist())
-    return head.log_proba_episodes(state, query).unflatten(1, (way, -1))
-
-
-Scores = tuple[np.ndarray, np.ndarray, np.ndarray]
+    state = head.fit_episodes(look_up(batch.support), labels, batch.seeds.tolist())
+    log_p = head.log_proba_episodes(state, look_up(batch.query)).unflatten(1, (way, -1))
+    if not batch.unseen.size:
+        return log_p, log_p.new_empty(episodes, 0, way)
+    return log_p, head.log_proba_episodes(state, look_up(batch.unseen))
 
 
 def score_head(head: Head, table: Tensor, batch: Episodes) -> Scores:
     """`run_head`, scored."""
-    return score(run_head(head, table, batch))
+    log_p, log_unseen = run_head(head, table, batch)
+    return score(log_p, log_unseen if batch.unseen.size else None)
 
 
-def score(log_p: Tensor) -> Scores:
-    """Log-probabilities `[E, way, query, way]` to accuracy `[E]`, NLL `[E]`, calibration `[E, 15, 3]`."""
-    log_p = log_p.cpu().double()
-    way = log_p.shape[1]
-    truth = torch.arange(way)[:, None, None]
-    right = (log_p.argmax(-1, keepdim=True) == truth).double().flatten(1)  # E way·query
-    nll = -log_p.gather(-1, truth.expand(*log_p.shape[:-1], 1)).flatten(1)
-    confidence = log_p.exp().amax(-1).flatten(1)
-    bins = (confidence * ECE_BINS).ceil().long().sub(1).clamp(0, ECE_BINS - 1)
-    calibration = torch.zeros(len(log_p), ECE_BINS, 3, dtype=torch.float64)
-    for column, values in enumerate((torch.ones_like(confidence), confidence, right)):
-        calibration[..., column].scatter_add_(1, bins, values)
-    return right.mean(1).numpy(), nll.mean(1).numpy(), calibration.numpy()
-
-
-def columns(parts: Iterable[Scores]) -> Scores:
-    """The scores of all batches, end to end (of none, if this process had no episode)."""
-    none = (np.empty(0), np.empty(0), np.empty((0, ECE_BINS, 3)))
-    accuracy, nll, calibration = (np.concatenate(column) for column in zip(none, *parts, strict=True))
-    return accuracy, nll, calibration
+def nothing(way: int, unseen: bool) -> Scores:
+    """The scores of no episode, for a process that has none."""
+    return score(torch.empty(0, way, 1, way), torch.empty(0, 1, way) if unseen else None)
 
 
 # Several processes: torch's launcher and process groups

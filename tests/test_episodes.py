@@ -20,15 +20,19 @@ EXPECTED = {
     "classes": [[2, 1, 0], [6, 3, 4]],
     "support": [[[62], [50], [23]], [[181], [92], [130]]],
     "query": [[[71, 64], [44, 39], [0, 19]], [[206, 189], [111, 117], [122, 137]]],
+    "unseen": [[179, 156], [236, 227]],
 }
 
 
 def test_episodes_are_the_same_on_every_machine():
     """Figures of these episodes are published: their stream must not change."""
-    episode = EpisodeSampler(cluster_features(), way=3, shot=1, query=2, seed=0).draw(range(2))
+    sampler = EpisodeSampler(cluster_features(), way=3, shot=1, query=2, seed=0)
+    assert sampler.draw(range(2)).unseen.shape == (2, 0)
+    episode = sampler.draw(range(2), unseen=True)
     assert episode.classes.tolist() == EXPECTED["classes"]
     assert episode.support.tolist() == EXPECTED["support"]
     assert episode.query.tolist() == EXPECTED["query"]
+    assert episode.unseen.tolist() == EXPECTED["unseen"]
 
 
 def test_support_and_query_are_disjoint_and_of_the_right_class(clusters):
@@ -48,6 +52,25 @@ def test_every_class_and_row_is_drawn_about_equally_often(clusters):
     assert abs(counts / 800 - 5 / 8).max() < 0.06
     rows = np.bincount(episodes.support.ravel(), minlength=len(clusters)) / 800
     assert abs(rows - 5 / 8 * 5 / 30).max() < 0.05
+
+
+def test_unseen_queries_are_of_one_class_outside_the_episode(clusters):
+    sampler = EpisodeSampler(clusters, way=5, shot=5, query=16)
+    episodes = sampler.draw(range(400), unseen=True)
+    assert episodes.unseen.shape == (400, 16)
+    labels = clusters.labels[episodes.unseen]
+    assert (labels == labels[:, :1]).all()
+    assert not (labels[:, :1] == episodes.classes).any()
+    assert all(len(set(rows)) == 16 for rows in episodes.unseen)
+    assert abs(np.bincount(labels[:, 0], minlength=8) / 400 - 1 / 8).max() < 0.06
+    assert np.array_equal(sampler.draw(np.array([13, 2]), unseen=True).unseen, episodes.unseen[[13, 2]])
+
+
+def test_unseen_queries_need_a_class_that_is_left(clusters):
+    with pytest.raises(
+        ValueError, match="8-way task leaves no class unseen, of 8 in the features; lower way"
+    ):
+        EpisodeSampler(clusters, way=8).draw(range(1), unseen=True)
 
 
 @pytest.mark.parametrize(

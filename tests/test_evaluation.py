@@ -1,39 +1,15 @@
+import dataclasses
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from fewshot_dpkl import EpisodeSampler, evaluate, paired_difference
-from fewshot_dpkl.evaluation import mean_interval, run_head, score
+from fewshot_dpkl.evaluation import by_class, paired_differences, run_head
+from fewshot_dpkl.metrics import mean_interval
 from tests.test_heads import quick
-
-
-def test_scores_agree_with_loops():
-    log_p = torch.randn(3, 4, 6, 4, generator=torch.Generator().manual_seed(0)).mul(2).log_softmax(-1)
-    accuracy, nll, calibration = score(log_p)
-    confidences, rights = [], []
-    for e in range(3):
-        right, losses = [], []
-        for c in range(4):
-            for row in log_p[e, c].double():
-                right.append(float(row.argmax() == c))
-                losses.append(-float(row[c]))
-                confidences.append(float(row.exp().max()))
-        rights += right
-        assert accuracy[e] == pytest.approx(np.mean(right))
-        assert nll[e] == pytest.approx(np.mean(losses))
-    # Expected calibration error over 15 equal bins (lower, upper], by its definition
-    confidences, rights, ece = np.array(confidences), np.array(rights), 0.0
-    for i in range(15):
-        inside = (confidences > i / 15) & (confidences <= (i + 1) / 15)
-        if inside.any():
-            ece += inside.mean() * abs(confidences[inside].mean() - rights[inside].mean())
-    count, confidence, right = calibration.sum(0).T
-    assert np.abs(confidence - right).sum() / count.sum() == pytest.approx(ece)
-
-
-def test_interval_is_the_one_of_the_field():
-    values = np.array([0.2, 0.4, 0.9])
-    assert mean_interval(values) == (pytest.approx(0.5), pytest.approx(1.96 * values.std() / 3**0.5))
 
 
 def evaluated(features, **settings):
@@ -59,17 +35,89 @@ def test_paired_difference_is_the_interval_of_the_differences(clusters):
     assert paired_difference(results["nn"], results["nn"], "nll") == (0.0, 0.0)
 
 
+def test_differences_of_all_pairs_are_listed_once(clusters):
+    results = {**evaluated(clusters), "again": evaluated(clusters)["nn"]}
+    rows = paired_differences(results)
+    assert [(row["head"], row["minus"]) for row in rows] == [
+        ("dpkl", "nn"),
+        ("again", "nn"),
+        ("again", "dpkl"),
+    ]
+    assert (rows[2]["nll"], rows[2]["nll_ci95"]) == paired_difference(results["nn"], results["dpkl"], "nll")
+    assert rows[1]["brier"] == rows[1]["brier_ci95"] == 0.0
+
+
+def test_unseen_queries_change_no_other_figure(clusters):
+    without, with_unseen = evaluated(clusters), evaluated(clusters, unseen=True)
+    for name, result in with_unseen.items():
+        assert without[name].unseen_auroc is None
+        assert result.unseen_auroc.shape == (10,)
+        assert 0.5 < result.unseen_auroc.mean() <= 1
+        for figure, values in without[name].per_episode.items():
+            assert np.array_equal(values, result.per_episode[figure])
+        assert np.array_equal(without[name].confusion, result.confusion)
+
+
+def test_unseen_queries_are_those_of_the_sampler(clusters):
+    """The AUROC of an episode, by asking the fitted head of scikit-learn's view."""
+    sampler = EpisodeSampler(clusters, way=3, shot=2, query=5)
+    result = evaluate({"nn": quick("nn")}, clusters, sampler, 4, unseen=True)["nn"]
+    drawn = sampler.draw(range(4), unseen=True)
+    for e in range(4):
+        x, y = clusters.features[drawn.support[e].ravel()], np.repeat(range(3), 2)
+        head = quick("nn").fit(x, y)
+        rows = np.concatenate([drawn.query[e].ravel(), drawn.unseen[e]])
+        top = head.predict_proba(clusters.features[rows]).max(1)
+        assert result.unseen_auroc[e] == pytest.approx(roc_auc_score(np.repeat([1, 0], [15, 5]), top))
+
+
+def test_classes_agree_with_a_loop_over_queries(clusters):
+    sampler = EpisodeSampler(clusters, way=3, shot=1, query=5)
+    spoilt = dataclasses.replace(clusters, features=clusters.features + 2 * noise(clusters.features.shape))
+    results = evaluate({"nn": quick("nn"), "centroid": quick("centroid")}, spoilt, sampler, 8)
+    drawn = sampler.draw(range(8))
+    asked, right, together, mistaken = Counter(), Counter(), Counter(), Counter()
+    log_p, _ = run_head(quick("nn"), torch.tensor(spoilt.features), drawn)
+    for e in range(8):
+        for c in range(3):
+            for row in log_p[e, c]:
+                true, answer = drawn.classes[e, c], drawn.classes[e, row.argmax()]
+                asked[true] += 1
+                right[true] += true == answer
+                mistaken[true, answer] += true != answer
+                together.update((true, other) for other in drawn.classes[e])
+    rows = by_class(results, drawn.classes, clusters.class_names)
+    assert len(rows) == len(asked)
+    for row in rows:
+        true = clusters.class_names.index(row["name"])
+        assert row["queries"] == asked[true]
+        assert row["accuracy"]["nn"] == pytest.approx(right[true] / asked[true])
+        worst = row["taken_for"]["nn"]
+        most = max(times for (of, _), times in mistaken.items() if of == true)
+        if not most:
+            assert worst is None
+            continue
+        pair = true, clusters.class_names.index(worst["class"])
+        assert mistaken[pair] == most
+        assert worst["share"] == pytest.approx(most / together[pair])
+    assert sum(right.values()) < 0.8 * sum(asked.values())  # there was something to mistake
+
+
+def noise(shape):
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
 def test_no_head_sees_a_query_when_it_learns(clusters):
     """Changing the queries of one class must not change the answers to the others."""
     sampler = EpisodeSampler(clusters, way=3, shot=2, query=5)
     batch = sampler.draw(range(2))
     for name in ("cosine", "blr", "dpkl", "logreg"):
         table = torch.tensor(clusters.features)
-        before = run_head(quick(name), table, batch)
+        before, _ = run_head(quick(name), table, batch)
         changed = table.clone()
         rows = np.setdiff1d(batch.query[:, 0], batch.support)
         changed[rows] = changed[rows].flip(0) * 3
-        after = run_head(quick(name), changed, batch)
+        after, _ = run_head(quick(name), changed, batch)
         others = ~np.isin(batch.query[:, 1:], rows)
         torch.testing.assert_close(
             after[:, 1:][torch.tensor(others)], before[:, 1:][torch.tensor(others)], atol=1e-5, rtol=0

@@ -1,0 +1,102 @@
+"""Figures of merit of class probabilities, for a batch of episodes at once.
+
+Some are averaged within an episode, so that two heads can be compared episode by episode; those that need
+many answers (calibration, entropies, confusions) are kept as counts and sums, to be pooled over episodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BINS = 15  # of the top probability, for calibration
+COVERAGE = 0.8  # share of queries that is answered when the least sure are rejected
+
+Scores = dict[str, np.ndarray]
+"""Figures by name, each with the episodes first."""
+
+
+def score(log_p: Tensor, log_unseen: Tensor | None = None) -> Scores:
+    """Score the answers to E episodes.
+
+    Args:
+        log_p: `[E, way, query, way]` log-probabilities; `log_p[:, c]` are of queries of class c.
+        log_unseen: `[E, unseen, way]` log-probabilities of queries of a class outside the episode.
+
+    Returns:
+        `accuracy`, `nll`, `brier`, `accuracy_at_80` `[E]`; `calibration` `[E, 15, 3]`; `entropy`
+        `[E, 2, 2]`; `confusion` `[E, way, way]`; with unseen queries `unseen_auroc` `[E]`. What each of
+        them is stands at the function of its name.
+    """
+    log_p = log_p.cpu().double()
+    p = log_p.exp()
+    truth = torch.eye(log_p.shape[1], dtype=torch.float64)[:, None]  # way 1 way
+    answer = log_p.argmax(-1)  # E way query
+    right = (answer == torch.arange(log_p.shape[1])[:, None]).double().flatten(1)  # E way·query
+    top = p.amax(-1).flatten(1)  # E way·query
+    scores = {
+        "accuracy": right.mean(1),
+        "nll": -log_p.diagonal(dim1=1, dim2=3).mean((1, 2)),
+        "brier": (p - truth).square().sum(-1).mean((1, 2)),
+        "accuracy_at_80": accuracy_of_surest(top, right),
+        "calibration": calibration(top, right),
+        "entropy": entropy(p.flatten(1, 2), right),
+        "confusion": torch.nn.functional.one_hot(answer, log_p.shape[1]).sum(2),
+    }
+    if log_unseen is not None:
+        scores["unseen_auroc"] = auroc(top, log_unseen.cpu().double().exp().amax(-1))
+    return {name: values.double().numpy() for name, values in scores.items()}
+
+
+def accuracy_of_surest(top: Tensor, right: Tensor, coverage: float = COVERAGE) -> Tensor:
+    """Accuracy `[E]` on the share of queries whose top probability is highest.
+
+    `top` and `right` are `[E, n]`; round(coverage · n) queries are kept. Of queries as sure as the last one
+    kept, each counts in part, so that their order does not matter.
+    """
+    keep = max(1, round(coverage * top.shape[1]))
+    last = top.topk(keep).values[:, -1:]
+    above, level = (top > last).double(), (top == last).double()
+    part = (keep - above.sum(1, keepdim=True)) / level.sum(1, keepdim=True)
+    return (right * (above + part * level)).sum(1) / keep
+
+
+def calibration(top: Tensor, right: Tensor) -> Tensor:
+    """Queries, sum of `top` and right answers in each of 15 equal bins (lower, upper] of `top`: `[E, 15, 3]`.
+
+    `top` and `right` are `[E, n]`.
+    """
+    bins = (top * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    sums = torch.zeros(len(top), BINS, 3, dtype=torch.float64)
+    for column, values in enumerate((torch.ones_like(top), top, right)):
+        sums[..., column].scatter_add_(1, bins, values)
+    return sums
+
+
+def entropy(p: Tensor, right: Tensor) -> Tensor:
+    """Count and sum of the entropies (nats) of right, then of wrong answers: `[E, 2, 2]`.
+
+    `p` is `[E, n, way]`, `right` `[E, n]`.
+    """
+    group = torch.stack((right, 1 - right), 1)  # E 2 n
+    each = torch.special.entr(p).sum(-1)  # E n
+    return torch.stack((group.sum(-1), (group * each[:, None]).sum(-1)), -1)
+
+
+def auroc(known: Tensor, unseen: Tensor) -> Tensor:
+    """Chance `[E]` that a known query `[E, n]` has a higher value than an unseen one `[E, m]`, ties half."""
+    higher = (known[:, :, None] > unseen[:, None]).double()
+    level = (known[:, :, None] == unseen[:, None]).double()
+    return (higher + level / 2).mean((1, 2))
+
+
+def expected_calibration_error(bins: np.ndarray) -> float:
+    """Mean distance of confidence and accuracy over bins `[15, 3]` of count, confidences, right answers."""
+    count, confidence, right = bins.T
+    return float(np.abs(confidence - right).sum() / count.sum())
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """The mean and half the width of its 95 % interval, 1.96 σ / √episodes, as the field reports it."""
+    return float(values.mean()), float(1.96 * values.std() / len(values) ** 0.5)
