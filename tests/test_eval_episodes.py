@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -39,8 +40,17 @@ def test_table_json_and_csv_agree_with_evaluate(features, run_script, tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""  # no bar where there is no terminal
     document = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert set(document) == {"settings", "versions", "features", "heads"}
-    assert set(document["heads"]["nn"]) == {"accuracy", "ci95", "nll", "ece", "seconds", "episodes"}
+    assert set(document) == {
+        *("command", "settings", "versions", "features", "heads", "paired", "classes", "sweeps")
+    }
+    assert set(document["heads"]["nn"]) == {
+        *("accuracy", "ci95", "nll", "nll_ci95", "ece", "brier", "brier_ci95"),
+        *("accuracy_at_80", "accuracy_at_80_ci95", "entropy_right", "entropy_wrong"),
+        *("reliability", "seconds", "episodes"),
+    }
+    assert document["sweeps"] == {}
+    assert shlex.split(document["command"])[2:] == [str(argument) for argument in arguments]
+    assert sum(document["heads"]["nn"]["reliability"]["count"]) == 6 * 3 * 4
     assert document["features"]["made"] == "up"
 
     loaded = FeatureSet.load(features)
@@ -58,6 +68,43 @@ def test_table_json_and_csv_agree_with_evaluate(features, run_script, tmp_path):
     )
 
 
+def test_sweeps_and_unseen_queries_stand_beside_the_plain_run(features, run_script, tmp_path):
+    common = ["--features", features, "--head", "nn", "--head", "centroid", "--episodes", 4]
+    common += ["--way", 3, "--shot", 2, "--query", 4]
+    plain = run_script("eval_episodes.py", *common, "--out", tmp_path / "plain")
+    more = ["--sweep-shot", 5, 2, 5, "--sweep-way", 8, "--unseen", "--out", tmp_path / "more"]
+    ran = run_script("eval_episodes.py", *common, *more)
+    assert plain.returncode == ran.returncode == 0, ran.stderr
+    assert max(map(len, ran.stdout.splitlines())) <= 100
+    assert re.findall(r"^\d+-way \d+-shot$", ran.stdout, re.M) == [
+        "3-way 2-shot",
+        "3-way 5-shot",
+        "8-way 2-shot",
+    ]
+    assert ran.stdout.count("unseen AUROC") == 2
+    assert ran.stdout.strip().endswith("no class is left unseen in 8-way tasks")
+
+    one, two = (json.loads((tmp_path / run / "results.json").read_text()) for run in ("plain", "more"))
+    for name, figures in one["heads"].items():
+        same = {key: two["heads"][name][key] for key in figures}
+        assert {**figures, "seconds": 0} == {**same, "seconds": 0}
+    assert one["classes"] == two["classes"]
+    assert [(run["way"], run["shot"]) for run in two["sweeps"]["shot"]] == [(3, 2), (3, 5)]
+    assert two["sweeps"]["shot"][0]["heads"] == two["heads"]
+    (widest,) = two["sweeps"]["way"]
+    assert "unseen_auroc" not in widest["heads"]["nn"]
+    loaded = FeatureSet.load(features)
+    sampler = EpisodeSampler(loaded, way=3, shot=5, query=4)
+    expected = evaluate({"nn": make_head("nn")}, loaded, sampler, 4, unseen=True)["nn"].summary()
+    found = two["sweeps"]["shot"][1]["heads"]["nn"]
+    assert {**found, "seconds": 0} == {**expected, "seconds": 0}
+    rows = list(csv.DictReader((tmp_path / "more" / "episodes.csv").open()))
+    assert [(row["way"], row["shot"]) for row in rows[::8]] == [("3", "2"), ("3", "5"), ("8", "2")]
+    aurocs = [float(row["unseen_auroc"]) for row in rows[8:12]]
+    assert np.mean(aurocs) == pytest.approx(expected["unseen_auroc"], abs=1e-6)
+    assert {row["unseen_auroc"] for row in rows[16:]} == {""}
+
+
 def test_two_processes_give_the_result_of_one(features, run_script, tmp_path):
     script = [
         str(ROOT / "scripts" / "eval_episodes.py"),
@@ -68,7 +115,7 @@ def test_two_processes_give_the_result_of_one(features, run_script, tmp_path):
         "--head",
         "nn",
     ]
-    script += ["--episodes", "5", "--way", "3", "--shot", "2", "--query", "4", "--out"]
+    script += ["--episodes", "5", "--way", "3", "--shot", "2", "--query", "4", "--unseen", "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [sys.executable, *script, str(tmp_path / "one")], check=True, capture_output=True, env=environment
@@ -79,8 +126,10 @@ def test_two_processes_give_the_result_of_one(features, run_script, tmp_path):
     )
     one, two = (json.loads((tmp_path / run / "results.json").read_text())["heads"] for run in ("one", "two"))
     for head in one:
-        for figure in ("accuracy", "ci95", "nll", "ece", "episodes"):
+        for figure in set(one[head]) - {"seconds", "reliability"}:
             assert one[head][figure] == pytest.approx(two[head][figure], abs=1e-6)
+        for column, values in one[head]["reliability"].items():
+            assert values == pytest.approx(two[head]["reliability"][column], abs=1e-4)
     assert (tmp_path / "one" / "episodes.csv").read_text() == (tmp_path / "two" / "episodes.csv").read_text()
 
 
@@ -92,6 +141,9 @@ def test_two_processes_give_the_result_of_one(features, run_script, tmp_path):
         (["--query", "26"], ["has 30 examples", "takes 31"]),
         (["--way", "9"], ["hold 8", "lower way"]),
         (["--episodes", "0"], ["episodes is 0"]),
+        (["--way", "8", "--unseen"], ["8-way task leaves no class unseen", "lower way"]),
+        (["--sweep-shot", "1", "40"], ["has 30 examples", "takes 56"]),
+        (["--sweep-way", "1"], ["way is 1"]),
         (["--device", "tpu"], ["'tpu' is not available"]),
         (["--threads", "-1"], ["--threads is -1"]),
         (["--out", "pyproject.toml"], ["is a file; name a folder"]),
