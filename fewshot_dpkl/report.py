@@ -142,9 +142,9 @@ def differences(pairs: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> lis
                     int(clear)
                 ]
                 text = mark + number(value, factor, decimals, interval, sign="+")
-                row.append(Cell(text, css))
+                row.append(Cell(text, f"pair {css}"))
             rows.append(row)
-        parts.append(table(["", *heads], rows, caption))
+        parts.append(table(["minus", *heads], rows, caption))
     return parts
 
 
@@ -201,7 +201,7 @@ def origin(results: Mapping[str, Any]) -> list[str]:
     for key, heading in (("settings", "Settings"), ("versions", "Versions"), ("features", "Features")):
         if results.get(key):
             rows = [[Cell(name), Cell(value, "text")] for name, value in flat(results[key])]
-            body = table(["", "value"], rows, "")
+            body = table(["name", "value"], rows, "")
             parts.append(f"<details><summary>{heading}</summary>{body}</details>")
     return parts
 
@@ -231,7 +231,10 @@ def paragraph(text: str, css: str = "") -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str) -> str:
     """A table that scrolls in its own box; the first cell of a row is its heading."""
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    styles = ['class="text"' if content.css == "text" else "" for content in rows[0]]
+    head = "".join(
+        f'<th scope="col" {css}>{escape(heading)}</th>' for heading, css in zip(headings, styles, strict=True)
+    )
     body = "".join(f"<tr>{''.join(cell(c, i == 0) for i, c in enumerate(row))}</tr>\n" for row in rows)
     about = f"<caption>{escape(caption)}</caption>" if caption else ""
     return (
@@ -412,12 +415,12 @@ td.best { font-weight: 700; }
 td.win { background: var(--win); }
 td.lose { background: var(--lose); }
 td.none { background: var(--panel); }
-td.text { text-align: left; min-width: 11rem; overflow-wrap: anywhere; }
+th.text, td.text { text-align: left; min-width: 11rem; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; max-width: 30rem; height: auto; }
 svg text { font-size: 12px; fill: var(--soft); }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: .6rem; }
 .grid svg { max-width: 16rem; }
-@media (min-width: 700px) { td { white-space: nowrap; } td.text { white-space: normal; }
+@media (min-width: 700px) { td { white-space: nowrap; } td.text, td.pair { white-space: normal; }
   .grid { grid-template-columns: repeat(auto-fill, minmax(210px, 1fr)); } }
 .beside { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: center; }
 .beside > div { min-width: 0; }

@@ -111,7 +111,7 @@ def test_the_page_shows_the_figures(results):
 
 def test_differences_are_row_minus_column_and_marked_when_clear(results):
     page = Page(report(results))
-    accuracy, nll = [rows for rows in page.tables if rows[0] == ["", *HEADS]]
+    accuracy, nll = [rows for rows in page.tables if rows[0] == ["minus", *HEADS]]
     for rows, figure, factor, decimals, better in ((accuracy, "accuracy", 100, 2, 1), (nll, "nll", 1, 3, -1)):
         for i, head in enumerate(HEADS):
             assert rows[i + 1][i + 1] == ""
@@ -153,6 +153,7 @@ def test_the_page_stands_alone_and_is_accessible(results):
     assert ("lang", "en") in page.attributes
     assert ("scope", "col") in page.attributes
     assert ("scope", "row") in page.attributes
+    assert all(heading for rows in page.tables for heading in rows[0])
     assert "prefers-color-scheme: dark" in report(results)
 
 
