@@ -147,6 +147,8 @@ def _from_torchvision(name: str, pretrained: bool) -> Extractor:
         raise ValueError(
             f"torchvision has no model {name!r}; see torchvision.models.list_models()"
         ) from error
+    except OSError as error:
+        raise OSError(_no_download(f"torchvision:{name}", error)) from error
     prepare = weights.transforms()
     if not hasattr(prepare, "crop_size"):
         raise ValueError(f"torchvision's {name} is no image classifier; choose one of those")
@@ -164,10 +166,19 @@ def _from_timm(name: str, pretrained: bool) -> Extractor:
         module = timm.create_model(name, pretrained=pretrained, num_classes=0)
     except RuntimeError as error:
         raise ValueError(f"timm cannot make {name!r} ({error}); see timm.list_models()") from error
+    except OSError as error:
+        raise OSError(_no_download(f"timm:{name}", error)) from error
     config = timm.data.resolve_model_data_config(module)
     crop = int(config["input_size"][1])
     card = {"backbone": f"timm:{name}", "weights": "pretrained" if pretrained else "untrained"}
     return Extractor(module, round(crop / config["crop_pct"]), crop, config["mean"], config["std"], card)
+
+
+def _no_download(name: str, error: OSError) -> str:
+    return (
+        f"cannot get the weights of {name} ({error}); connect to the network once, they are then "
+        f"kept in {torch.hub.get_dir()} or the Hugging Face cache"
+    )
 
 
 def without_classifier(module: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -110,6 +111,17 @@ def test_torchvision_models_become_extractors(name, features):
     extractor = load_backbone(f"torchvision:{name}", pretrained=False)
     assert extract_features(extractor, pixels(2, extractor.resize), progress=False).shape == (2, features)
     assert extractor.card["backbone"] == f"torchvision:{name}"
+
+
+def test_without_a_network_the_error_says_so(monkeypatch):
+    def offline(*_, **__):
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr("torchvision.models.get_model", offline)
+    with pytest.raises(
+        OSError, match=r"cannot get the weights of torchvision:resnet18 .*; connect to the net"
+    ):
+        load_backbone("torchvision:resnet18")
 
 
 def test_unknown_torchvision_models_are_refused():
