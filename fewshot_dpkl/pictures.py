@@ -29,7 +29,7 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 # Formats that Pillow decodes itself (EPS, for one, would start another program).
 Image.init()
 FORMATS: list[str] = [
-    name for name in ("JPEG", "MPO", "PNG", "GIF", "BMP", "WEBP", "TIFF", "AVIF", "PPM") if name in Image.OPEN
+    name for name in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "AVIF", "PPM") if name in Image.OPEN
 ]
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

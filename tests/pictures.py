@@ -79,6 +79,9 @@ def odd_pictures() -> tuple[dict[str, bytes], dict[str, tuple[bytes, str]]]:
         "deep.tif": _saved(Image.fromarray(np.full((30, 40), 51_400, np.uint16)), "TIFF"),
         "moving.gif": _saved(red, "GIF", save_all=True, append_images=[Image.new("RGB", red.size, "blue")]),
         "moving.webp": _saved(red, "WEBP", save_all=True, append_images=[Image.new("RGB", red.size, "blue")]),
+        "two-views.jpg": _saved(
+            red, "MPO", save_all=True, append_images=[Image.new("RGB", red.size, "blue")]
+        ),
         "turned.jpg": _saved(red, "JPEG", exif=_orientation(6)),
         "wild-exif.jpg": _saved(red, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xffjunk"),
         "thin.png": _saved(Image.new("L", (1, 60_000)), "PNG"),

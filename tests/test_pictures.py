@@ -42,7 +42,9 @@ def test_hostile_and_broken_pictures_are_refused_with_a_reason(name):
             decode(content, 20)
 
 
-@pytest.mark.parametrize("name", ["cmyk.jpg", "palette.png", "clear.png", "moving.gif", "moving.webp"])
+@pytest.mark.parametrize(
+    "name", ["cmyk.jpg", "palette.png", "clear.png", "moving.gif", "moving.webp", "two-views.jpg"]
+)
 def test_colours_survive_their_encoding(name):
     assert np.abs(decode(FINE[name], 30)[15, 15].astype(int) - [200, 30, 20]).max() <= 8
 
