@@ -77,7 +77,8 @@ def dpkl(
     n, features = support.shape
     classes = int(labels.max()) + 1
     draws = Draws(seed)
-    weights = list(draws.normal(embeddings, features, latent).to(support) * (2 / (features + latent)) ** 0.5)
+    drawn = draws.normal(features, embeddings, latent).to(support) * (2 / (features + latent)) ** 0.5
+    weights = [weight.contiguous() for weight in drawn.unbind(1)]
     thetas = list(draws.normal(particles, classes, latent).to(support) * latent**-0.5)
     orders = draws.orders(epochs, n)
     x, y = normalize(support, dim=-1), one_hot(labels, classes)

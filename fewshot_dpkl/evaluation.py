@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from fewshot_dpkl.episodes import Episodes, EpisodeSampler
 from fewshot_dpkl.features import FeatureSet
 from fewshot_dpkl.heads import Head
 from fewshot_dpkl.metrics import Scores, expected_calibration_error, mean_interval, score
+from fewshot_dpkl.parallel import on_every_core
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def evaluate(
     episodes: int = 600,
     *,
     unseen: bool = False,
-    batch_episodes: int = 12,
+    batch_episodes: int = 24,
     device: torch.device | str = "cpu",
     progress: Callable[[str, np.ndarray], None] | None = None,
 ) -> dict[str, HeadResult]:
@@ -160,7 +160,7 @@ def evaluate(
     for name, head in heads.items():
         start = time.perf_counter()
         parts = [nothing(sampler.way, unseen)]
-        for scores in in_threads(partial(score_head, head, table), batches, workers):
+        for scores in on_every_core(partial(score_head, head, table), batches, workers):
             parts.append(scores)
             if progress:
                 progress(name, scores["accuracy"])
@@ -168,25 +168,6 @@ def evaluate(
         whole = {key: gather(np.concatenate([part[key] for part in parts]), episodes) for key in parts[0]}
         results[name] = HeadResult(**whole, seconds=seconds)
     return results
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def in_threads(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`map` over `workers` threads of one core each.
-
-    A batch of episodes is a long chain of operations on small tensors: cutting every one of them in two for
-    two cores costs more than it saves, two chains side by side do not.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            yield from pool.map(function, items)
-    finally:
-        torch.set_num_threads(before)
 
 
 @torch.no_grad()

@@ -37,17 +37,21 @@ def bandwidth(distances: Tensor, rule: Bandwidth = "paper") -> Tensor:
         first, count, divisor = 0, m * m, math.log(m + 1)
     else:
         raise ValueError(f"unknown bandwidth rule {rule!r}; use 'paper' or 'liu-wang'")
-    median = (ordered[..., first + (count - 1) // 2] + ordered[..., first + count // 2]) / 2
-    return (median / divisor).clamp_min_(torch.finfo(distances.dtype).tiny ** 0.5)[..., None, None]
+    middle = ordered[..., first + (count - 1) // 2 : first + count // 2 + 1]  # one or two entries
+    median = middle.mean(-1, keepdim=True)
+    return (median / divisor).clamp_min_(torch.finfo(distances.dtype).tiny ** 0.5)[..., None]
 
 
 def particle_distances(particles: Tensor) -> Tensor:
     """Squared distances between the particles `[..., m, p]`: `[..., m, m]`, exactly zero on the diagonal."""
-    products = particles @ particles.transpose(-1, -2)
+    return distances_from_products(particles @ particles.transpose(-1, -2))
+
+
+def distances_from_products(products: Tensor) -> Tensor:
+    """|w_i|² + |w_j|² - 2 w_i·w_j from the products w_i·w_j, both `[..., m, m]`."""
     norms = products.diagonal(dim1=-2, dim2=-1)
-    distances = norms[..., :, None] + norms[..., None, :] - 2 * products
-    distances.diagonal(dim1=-2, dim2=-1).zero_()
-    return distances.clamp_min_(0)
+    distances = (norms[..., :, None] + norms[..., None, :]).sub_(products, alpha=2)
+    return distances.clamp_min_(0)  # the diagonal is a + a - 2a, zero without rounding
 
 
 def particle_kernel(distances: Tensor, rule: Bandwidth = "paper") -> tuple[Tensor, Tensor]:
@@ -55,7 +59,7 @@ def particle_kernel(distances: Tensor, rule: Bandwidth = "paper") -> tuple[Tenso
     if distances.shape[-1] == 1:  # one particle is only like itself
         return torch.ones_like(distances), torch.ones_like(distances)
     h = bandwidth(distances, rule)
-    return torch.exp(-distances / h), h
+    return (distances / -h).exp_(), h
 
 
 @torch.no_grad()
@@ -89,8 +93,8 @@ def svgd_mixing(
     m = distances.shape[-1]
     # ∇_{θ_j} κ(θ_j, θ_i) = 2/h · κ_ij (θ_i - θ_j), away from every neighbour; summed over j this is a
     # matrix, small beside the particles, times the particles.
-    push = (torch.diag_embed(kappa.sum(-1)) - kappa) * (2 * repulsion / h)
-    return kappa / m, push / m
+    push = (torch.diag_embed(kappa.sum(-1)) - kappa) * (2 * repulsion / m / h)
+    return kappa / m, push
 
 
 @torch.no_grad()

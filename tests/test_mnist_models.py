@@ -39,10 +39,11 @@ def test_directions_of_a_bayesian_network_agree_with_autograd(cosine, repulsion)
         whole = torch.cat([weights.flatten(2), theta.flatten(2)], -1)  # E m p
         expected = -svgd_direction(whole, torch.cat([s.flatten(2) for s in scores], -1), repulsion=repulsion)
         ours = directions(
-            inputs, targets, Particles(weights, theta), PairedProduct(cosine), n=9, prior=0.01,
-            repulsion=repulsion,
+            inputs, targets, Particles(weights.transpose(1, 2).contiguous(), theta), PairedProduct(cosine),
+            n=9, prior=0.01, repulsion=repulsion,
         )  # fmt: skip
-    torch.testing.assert_close(torch.cat([d.flatten(2) for d in ours], -1), expected)
+    ours = torch.cat([ours[0].transpose(1, 2).flatten(2), ours[1].flatten(2)], -1)
+    torch.testing.assert_close(ours, expected)
 
 
 def test_repulsion_is_the_sign_of_the_kernel_gradient():
@@ -69,7 +70,8 @@ def test_a_bayesian_network_learns_and_predicts_the_mean_of_its_networks(cosine)
     head = BNNHead(latent=24, particles=4, epochs=40, learning_rate=0.01, cosine=cosine).fit(x, y)
     assert head.score(xq, yq) > 0.9
     weights, theta = (head.state_[key].double() for key in ("weights", "class_weights"))
-    expected = networks(unit(torch.tensor(xq).double())[None], weights, theta, cosine)[0].exp().mean(1)
+    queries = unit(torch.tensor(xq).double())[None]
+    expected = networks(queries, weights.transpose(1, 2), theta, cosine)[0].exp().mean(1)
     np.testing.assert_allclose(head.predict_proba(xq), expected[:, head._order], atol=1e-7)
 
 
@@ -79,7 +81,7 @@ def test_the_parameters_with_the_least_validation_error_are_kept(similarity):
     tasks = [[torch.tensor(a) for a in task(seed, spread=2.0)] for seed in range(3)]
     x, y, xv, yv = (torch.stack(column) for column in zip(*tasks, strict=True))
     draw = torch.Generator().manual_seed(0)
-    start = Particles(0.2 * torch.randn(3, 3, 30, 8, generator=draw), torch.randn(3, 3, 4, 8, generator=draw))
+    start = Particles(0.2 * torch.randn(3, 30, 3, 8, generator=draw), torch.randn(3, 3, 4, 8, generator=draw))
     orders = torch.rand(3, 50, x.shape[1], generator=draw).argsort(-1)
     looks: list[int] = []
     settings = dict(batch_size=7, learning_rate=0.1, prior=1e-3)
@@ -155,7 +157,9 @@ def test_the_mean_embedding_is_that_of_the_head():
     mu = mean_embedding_of(part, x, seed=3, chunk=7)
     assert mu.shape == (30, 1280)
     frequencies = part.head._similarity(x)[0].frequencies
-    z = torch.nn.functional.normalize((unit(x) @ part.state["weights"][0]).relu(), dim=-1)  # m q d
+    z = torch.nn.functional.normalize(
+        (unit(x) @ part.state["weights"][0].transpose(0, 1)).relu(), dim=-1
+    )  # m q d
     torch.testing.assert_close(mu, fourier_features(z, frequencies).mean(0))
 
 

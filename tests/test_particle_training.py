@@ -53,10 +53,11 @@ def test_directions_agree_with_autograd(kind):
     score = torch.autograd.grad(log_posterior, theta)[0]
     with torch.no_grad():
         expected = [
-            functional_gradient(weights.flatten(2), weight_grad.flatten(2)).view_as(weights),
+            functional_gradient(weights.flatten(2), weight_grad.flatten(2)).view_as(weights).transpose(1, 2),
             -svgd_direction(theta.flatten(2), score.flatten(2)).view_as(theta),
         ]
-        ours = directions(inputs, targets, Particles(weights, theta), SIMILARITIES[kind](), n=n, prior=prior)
+        particles = Particles(weights.transpose(1, 2).contiguous(), theta)
+        ours = directions(inputs, targets, particles, SIMILARITIES[kind](), n=n, prior=prior)
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -93,7 +94,7 @@ def test_directions_of_plain_logistic_regression_agree_with_autograd():
 
 @pytest.mark.parametrize("kind", SIMILARITIES)
 def test_probabilities_are_finite_whatever_the_draw(kind):
-    z = embed(double(2, 7, 5), double(2, 3, 5, 6, seed=1))
+    z = embed(double(2, 7, 5), double(2, 5, 3, 6, seed=1))
     log_p = predictive(class_log_probabilities(z, double(2, 4, 3, 6, seed=2), SIMILARITIES[kind]()))
     assert log_p.isfinite().all()
     torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(2, 7, dtype=torch.float64))
@@ -142,7 +143,7 @@ def test_dblr_is_dpkl_with_one_particle_and_a_softmax_of_the_cosine():
     dblr = DBLRHead(**settings).fit(x, y)
     dpkl = DPKLHead(kernel="exact", embeddings=1, **settings).fit(x, y)
     assert np.array_equal(dblr.predict_proba(xq), dpkl.predict_proba(xq))
-    z = embed(torch.tensor(xq)[None], dblr.state_["weights"])[0, 0]  # q d
+    z = embed(torch.tensor(xq)[None], dblr.state_["weights"])[0, :, 0]  # q d
     theta = torch.nn.functional.normalize(dblr.state_["class_weights"][0], dim=-1)  # P C d
     softmax = torch.einsum("qd,pcd->pqc", z, theta).softmax(-1).mean(0)
     np.testing.assert_allclose(dblr.predict_proba(xq), softmax, atol=1e-6)

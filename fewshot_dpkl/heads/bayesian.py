@@ -18,13 +18,14 @@ from fewshot_dpkl.heads.particle import (
     PairedProduct,
     Particles,
     Similarity,
+    layer_distances,
     predict,
     predict_by_particle,
     train,
 )
 from fewshot_dpkl.heads.span import Span, support_span
 from fewshot_dpkl.kernels import random_frequencies
-from fewshot_dpkl.particles import Bandwidth, particle_distances
+from fewshot_dpkl.particles import Bandwidth
 
 Validation = tuple[Tensor, Tensor]  # points [E, v, D] and their labels [E, v]
 
@@ -70,7 +71,7 @@ class BLRHead(Head):
         self.random_state = random_state
 
     def _layers(self, draws: Sequence[Draws], support: Tensor) -> Tensor | None:
-        """The particles of a layer to start from, `[E, m, D, d]`, if the model has one."""
+        """The particles of a layer to start from, `[E, D, m, d]`, if the model has one."""
         return None
 
     def _similarity(self) -> Similarity:
@@ -208,28 +209,28 @@ class DPKLHead(Head):
         episodes, n, features = support.shape
         span = support_span(unit(support)) if self.span else Span(unit(support), None)
         # Full weights are large: each episode's are drawn and projected while they are in cache.
-        weights = support.new_empty(episodes, self.embeddings, features, self.latent)
+        weights = support.new_empty(episodes, features, self.embeddings, self.latent)
         inside, outside, theta, orders = [], [], [], []
         for e, seed in enumerate(seeds):
             draws = Draws(seed)
-            weights[e] = draws.normal(*weights.shape[1:]) * (2 / (features + self.latent)) ** 0.5  # Glorot
+            draws.fill(weights[e], (2 / (features + self.latent)) ** 0.5)  # Glorot
             theta.append(draws.normal(self.particles, int(labels.max()) + 1, self.latent) * self.latent**-0.5)
             orders.append(draws.orders(self.epochs, n))
-            inside.append(span.from_features(weights[e], e))  # m r d
-            outside.append(
-                particle_distances(weights[e].flatten(1)) - particle_distances(inside[e].flatten(1))
-            )
+            inside.append(
+                span.from_features(weights[e].flatten(1), e).unflatten(1, weights.shape[2:])
+            )  # r m d
+            outside.append(layer_distances(weights[e : e + 1]) - layer_distances(inside[e][None]))
         start = Particles(torch.stack(inside), torch.stack(theta).to(support))
         similarity, of_steps = self._similarity(support)
         trained = train(
             span.coordinates, labels, start, similarity, torch.stack(orders).to(labels.device),
             of_steps=of_steps, batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, repulsion=self.repulsion, outside=torch.stack(outside),
+            rule=self.bandwidth, repulsion=self.repulsion, outside=torch.cat(outside),
             optimizer=self.optimizer, validation=_scaled(validation), on_check=on_check,
         )  # fmt: skip
         assert trained.weights is not None
         for e, moved in enumerate(trained.weights):
-            weights[e] += span.to_features(moved - inside[e], e)
+            span.add_to_features(weights[e].flatten(1), (moved - inside[e]).flatten(1), e)
         return {"weights": weights, "class_weights": trained.theta}
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
@@ -315,6 +316,6 @@ class BNNHead(BLRHead):
         return PairedProduct(normalised=self.cosine)
 
     def _layers(self, draws: Sequence[Draws], support: Tensor) -> Tensor:
-        shape = (self.particles, support.shape[-1], self.latent)
+        shape = (support.shape[-1], self.particles, self.latent)
         scale = (2 / (support.shape[-1] + self.latent)) ** 0.5  # Glorot
         return torch.stack([draw.normal(*shape) for draw in draws]).to(support).mul_(scale)

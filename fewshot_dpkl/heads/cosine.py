@@ -75,16 +75,17 @@ class CosineHead(Head):
             dampening=self.dampening,
             weight_decay=self.weight_decay,
         )
-        rows = torch.arange(len(inputs), device=inputs.device)[:, None]
-        for _, indices in minibatches(orders, self.batch_size):
-            x, y = inputs[rows, indices], targets[rows, indices]  # E b r, E b C
-            v, length = normalise(directions)
-            cosine = x @ v.transpose(-1, -2)  # E b C
-            residual = ((self.scale * gains[:, None] * cosine).softmax(-1) - y) * (self.scale / x.shape[1])
-            along = (residual * cosine).sum(1)  # E C
-            across = residual.transpose(-1, -2) @ x - v * along[..., None]
-            directions.grad, gains.grad = gains[..., None] * across / length, along
-            sgd.step()
+        for order in orders.unbind(1):
+            for x, y in minibatches(inputs, targets, order, self.batch_size):  # E b r, E b C
+                v, length = normalise(directions)
+                cosine = x @ v.transpose(-1, -2)  # E b C
+                residual = ((self.scale * gains[:, None] * cosine).softmax(-1) - y) * (
+                    self.scale / x.shape[1]
+                )
+                along = (residual * cosine).sum(1)  # E C
+                across = residual.transpose(-1, -2) @ x - v * along[..., None]
+                directions.grad, gains.grad = gains[..., None] * across / length, along
+                sgd.step()
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         logits = self.scale * unit(query) @ state["class_weights"].transpose(-1, -2)

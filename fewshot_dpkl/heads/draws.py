@@ -15,6 +15,13 @@ class Draws:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator)
 
+    def fill(self, tensor: Tensor, deviation: float) -> None:
+        """`normal(*tensor.shape) * deviation`, written where it is wanted."""
+        if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
+            tensor.normal_(std=deviation, generator=self.generator)
+        else:
+            tensor.copy_(self.normal(*tensor.shape) * deviation)
+
     def uniform(self, *shape: int) -> Tensor:
         """Uniform in [0, 1)."""
         return torch.rand(*shape, generator=self.generator)

@@ -21,9 +21,16 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from fewshot_dpkl.heads.base import one_hot
-from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_direction, svgd_mixing
+from fewshot_dpkl.particles import (
+    Bandwidth,
+    distances_from_products,
+    particle_distances,
+    particle_kernel,
+    svgd_mixing,
+)
 
 Optimizer = Literal["adam", "sgd", "momentum"]
 
@@ -35,12 +42,16 @@ class Similarity(Protocol):
     joint: bool = False  # whether w_l and θ^l are one particle, moved by SVGD as a whole
 
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
-        """`z` `[E, m, b, d]`, `theta` `[E, K, d]` (K = P·C class weights): s `[E, b, K]`."""
+        """`z` `[E, b, m, d]`, `theta` `[E, K, d]` (K = P·C class weights): s `[E, b, K]`."""
         ...
 
     def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
         """Two losses' gradients in s `[E, b, K]`, carried back: the first to z, the second to theta."""
         ...
+
+    def values(self, z: Tensor, theta: Tensor) -> Tensor:
+        """What `forward` gives, where no gradient is wanted."""
+        return self.forward(z, theta)
 
 
 class DotProduct(Similarity):
@@ -49,7 +60,7 @@ class DotProduct(Similarity):
     normalised = False
 
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
-        self.z = z[:, 0]
+        self.z = z[:, :, 0]
         return self.z @ theta.transpose(-1, -2)
 
     def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -69,25 +80,23 @@ class ExactKernel(Similarity):
         self.precision = 1 / lengthscale**2
 
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
-        m, b = z.shape[1:3]
-        self.z, self.theta = z.flatten(1, 2), theta  # E mb d, E K d
-        log_k = (
-            (self.z @ theta.transpose(-1, -2)).sub_(1).mul_(self.precision).unflatten(1, (m, b))
-        )  # E m b K
-        top = log_k.amax(1, keepdim=True)
-        k = log_k.sub_(top).exp_()
-        total = k.sum(1, keepdim=True)
-        self.share = k.div_(total)  # of particle l in the mean: E m b K
-        return total.div_(m).log_().add_(top)[:, 0]
+        b, m = z.shape[1:3]
+        self.z, self.theta = z.flatten(1, 2), theta  # E bm d, E K d
+        log_k = torch.bmm(self.z, theta.transpose(-1, -2)).unflatten(1, (b, m))  # E b m K, up to the factor
+        top = log_k.amax(2, keepdim=True)
+        k = log_k.sub_(top).mul_(self.precision).exp_()
+        total = k.sum(2, keepdim=True)
+        self.share = k.div_(total)  # of particle l in the mean: E b m K
+        return total.div_(m).log_().add_(top.sub_(1), alpha=self.precision)[:, :, 0]
 
     def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
         shares = self.share
-        to_theta = (shares * (grad_classes * self.precision)[:, None]).flatten(1, 2)  # E mb K
-        grad_theta = to_theta.transpose(-1, -2) @ self.z
+        to_theta = (shares * (grad_classes * self.precision)[:, :, None]).flatten(1, 2)  # E bm K
+        grad_theta = torch.bmm(to_theta.transpose(-1, -2), self.z)
         if grad_embedding is None:
             return None, grad_theta
-        to_z = (shares * (grad_embedding * self.precision)[:, None]).flatten(1, 2)
-        return (to_z @ self.theta).unflatten(1, shares.shape[1:3]), grad_theta
+        to_z = (shares * (grad_embedding * self.precision)[:, :, None]).flatten(1, 2)
+        return torch.bmm(to_z, self.theta).unflatten(1, shares.shape[1:3]), grad_theta
 
 
 class FourierKernel(Similarity):
@@ -99,32 +108,54 @@ class FourierKernel(Similarity):
 
     normalised = True
     FLOOR = 0.01
+    BLOCK = 128  # frequencies at a time, where no gradient is wanted: their phases stay in the cache
 
     def __init__(self, frequencies: Tensor) -> None:
         self.frequencies = frequencies  # R d
 
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
-        r = len(self.frequencies)
-        phase = z @ self.frequencies.T  # E m b R
-        self.cos, self.sin = phase.cos(), phase.sin_()
-        self.mean = torch.cat([self.cos.mean(1), self.sin.mean(1)], -1)  # E b 2R
-        phase = theta @ self.frequencies.T  # E K R
-        self.theta = torch.cat([phase.cos(), phase.sin_()], -1)  # E K 2R
-        k = self.mean @ self.theta.transpose(-1, -2) / r  # E b K
+        self.waves = waves(z, self.frequencies)  # 2 E b m R
+        self.theta_waves = waves(theta, self.frequencies)  # 2 E K R
+        self.mean = self.waves.mean(3)  # 2 E b R
+        k = (self.mean @ self.theta_waves.transpose(-1, -2)).sum(0)  # E b K
+        s, self.slope = self._logarithm(k.div_(len(self.frequencies)))
+        return s
+
+    def values(self, z: Tensor, theta: Tensor) -> Tensor:
+        k = z.new_zeros(())
+        for block in self.frequencies.split(self.BLOCK):
+            mean = waves(z, block).mean(3)  # 2 E b BLOCK
+            k = k + (mean @ waves(theta, block).transpose(-1, -2)).sum(0)  # E b K
+        return self._logarithm(k.div_(len(self.frequencies)))[0]
+
+    def _logarithm(self, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The bent log k and its slope: 1/k above the floor, 1/FLOOR below."""
         raised = k.clamp_min(self.FLOOR)
-        self.slope = 1 / (raised * r)  # ∂s/∂k / R: 1/k above the floor, 1/FLOOR below
-        return torch.where(k > self.FLOOR, raised.log(), k / self.FLOOR - 1 + math.log(self.FLOOR))
+        return raised.log().add_(k - raised, alpha=1 / self.FLOOR), raised.reciprocal_()
 
     def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
-        r, m = len(self.frequencies), self.cos.shape[1]
-        grad = (grad_classes * self.slope).transpose(-1, -2) @ self.mean  # E K 2R
-        phase = self.theta[..., :r] * grad[..., r:] - self.theta[..., r:] * grad[..., :r]
-        grad_theta = phase @ self.frequencies
+        slope = self.slope / len(self.frequencies)
+        grad = (grad_classes * slope).transpose(-1, -2) @ self.mean  # 2 E K R
+        grad_theta = waves_backward(grad, self.theta_waves, self.frequencies)
         if grad_embedding is None:
             return None, grad_theta
-        grad = (grad_embedding * self.slope / m) @ self.theta  # E b 2R
-        phase = self.cos * grad[:, None, :, r:] - self.sin * grad[:, None, :, :r]  # E m b R
-        return phase @ self.frequencies, grad_theta
+        grad = (grad_embedding * slope / self.waves.shape[3]) @ self.theta_waves  # 2 E b R
+        return waves_backward(grad.unsqueeze(3), self.waves, self.frequencies), grad_theta
+
+
+def waves(points: Tensor, frequencies: Tensor) -> Tensor:
+    """cos(Vz) and sin(Vz) of points `[..., d]` under frequencies V `[R, d]`: `[2, ..., R]`."""
+    phase = points @ frequencies.T
+    both = phase.new_empty(2, *phase.shape)
+    torch.cos(phase, out=both[0])
+    torch.sin(phase, out=both[1])
+    return both
+
+
+def waves_backward(grad: Tensor, both: Tensor, frequencies: Tensor) -> Tensor:
+    """The gradient in `waves`, of any shape that broadcasts to it, carried back to the points."""
+    phase = both[0] * grad[1]
+    return phase.addcmul_(both[1], grad[0], value=-1) @ frequencies
 
 
 class PairedProduct(Similarity):
@@ -140,8 +171,9 @@ class PairedProduct(Similarity):
         self.normalised = normalised
 
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
-        self.z, self.theta = z, theta.unflatten(1, (z.shape[1], -1))  # E m b d, E m C d
-        return (z @ self.theta.transpose(-1, -2)).transpose(1, 2).flatten(2)
+        self.z = z.transpose(1, 2)  # E m b d
+        self.theta = theta.unflatten(1, (z.shape[2], -1))  # E m C d
+        return (self.z @ self.theta.transpose(-1, -2)).transpose(1, 2).flatten(2)
 
     def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
         pairs = self.theta.shape[1:3]
@@ -149,12 +181,13 @@ class PairedProduct(Similarity):
         grad_theta = (to_theta.transpose(-1, -2) @ self.z).flatten(1, 2)
         if grad_embedding is None:
             return None, grad_theta
-        return grad_embedding.unflatten(-1, pairs).transpose(1, 2) @ self.theta, grad_theta
+        grad_z = grad_embedding.unflatten(-1, pairs).transpose(1, 2) @ self.theta  # E m b d
+        return grad_z.transpose(1, 2), grad_theta
 
 
 def normalise(h: Tensor) -> tuple[Tensor, Tensor]:
     """Unit rows of `h` `[..., d]` and their former lengths `[..., 1]`."""
-    length = h.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    length = h.norm(dim=-1, keepdim=True).clamp_min_(1e-12)
     return h / length, length
 
 
@@ -164,17 +197,17 @@ def normalise_backward(grad: Tensor, z: Tensor, length: Tensor) -> Tensor:
 
 
 def embed(inputs: Tensor, weights: Tensor | None, normalised: bool = True) -> Tensor:
-    """z `[E, m, b, d]` of inputs `[E, b, D]` under particles `[E, m, D, d]` (or the inputs themselves)."""
+    """z `[E, b, m, d]` of inputs `[E, b, r]` under particles `[E, r, m, d]` (or the inputs themselves)."""
     if weights is None:
-        return inputs[:, None]
-    hidden = (inputs[:, None] @ weights).relu_()
+        return inputs[:, :, None]
+    hidden = torch.bmm(inputs, weights.flatten(2)).relu_().unflatten(-1, weights.shape[2:])
     return normalise(hidden)[0] if normalised else hidden
 
 
 def class_log_probabilities(z: Tensor, theta: Tensor, similarity: Similarity) -> Tensor:
-    """log ρ `[E, b, P, C]` of embeddings `[E, m, b, d]` under class weights `[E, P, C, d]`."""
+    """log ρ `[E, b, P, C]` of embeddings `[E, b, m, d]` under class weights `[E, P, C, d]`."""
     flat = theta.flatten(1, 2)
-    s = similarity.forward(z, normalise(flat)[0] if similarity.normalised else flat)
+    s = similarity.values(z, normalise(flat)[0] if similarity.normalised else flat)
     return s.unflatten(-1, theta.shape[1:3]).log_softmax(-1)
 
 
@@ -204,7 +237,10 @@ def _by_particle(inputs: Tensor, particles: Particles, similarity: Similarity) -
 
 @dataclass
 class Particles:
-    """The parameters of E models: `weights` `[E, m, r, d]` (None without a layer), `theta` `[E, P, C, d]`."""
+    """The parameters of E models: `weights` `[E, r, m, d]` (None without a layer), `theta` `[E, P, C, d]`.
+
+    What the m layers make of one input lies side by side, so that one matrix product serves them all.
+    """
 
     weights: Tensor | None
     theta: Tensor
@@ -214,6 +250,13 @@ class Particles:
 
     def tensors(self) -> list[Tensor]:
         return [self.theta] if self.weights is None else [self.weights, self.theta]
+
+
+def layer_distances(weights: Tensor) -> Tensor:
+    """Squared distances between the m layers of `weights` `[E, r, m, d]`: `[E, m, m]`."""
+    rows = weights.flatten(0, 1)  # Er m d
+    products = torch.bmm(rows, rows.transpose(-1, -2)).unflatten(0, weights.shape[:2])
+    return distances_from_products(products.sum(1))
 
 
 def directions(
@@ -238,44 +281,49 @@ def directions(
         prior: the log prior of what SVGD moves is -prior·|θ|².
         repulsion: of SVGD, see `particles.svgd_mixing`.
         outside: `[E, m, m]` squared distances between the parts of the particles that do not move.
-        out: memory for the first direction.
+        out: memory `[E, r, m, d]` for the direction of the layers.
     """
-    weights, theta = particles.weights, particles.theta.flatten(2)  # E m r d, E P Cd
+    weights, theta = particles.weights, particles.theta.flatten(2)  # E r m d, E P Cd
     grad_hidden, grad_theta = _gradients(inputs, targets, particles, similarity, n)
+    distances = particle_distances(theta)
+    if weights is not None and similarity.joint:
+        distances += layer_distances(weights) + outside
+    mix, push = svgd_mixing(distances, rule, repulsion)
+    drift = push.neg_().add_(mix, alpha=2 * prior)  # what repulsion and prior make of the particles
+    theta_step = torch.baddbmm(drift @ theta, mix, grad_theta, alpha=-1).view_as(particles.theta)
     if weights is None or grad_hidden is None:
-        score = grad_theta - 2 * prior * theta
-        return [svgd_direction(theta, score, rule, repulsion).view_as(particles.theta).neg_()]
-    distances = particle_distances(weights.flatten(2)) + outside
+        return [theta_step]
     if similarity.joint:
-        mix, push = svgd_mixing(distances + particle_distances(theta), rule, repulsion)
-        drift = 2 * prior * mix - push  # what prior and repulsion make of the particles, to descend along
-        theta_step = drift @ theta - mix @ grad_theta
-        weights_step = _to_weights(inputs, -mix @ grad_hidden.flatten(2), weights, out)
-        weights_step.flatten(2).baddbmm_(drift, weights.flatten(2))
+        mixed = -mix[:, None] @ grad_hidden  # E b m d
     else:
-        score = grad_theta - 2 * prior * theta
-        theta_step = svgd_direction(theta, score, rule, repulsion).neg_()
-        kappa, _ = particle_kernel(distances, rule)
-        weights_step = _to_weights(inputs, kappa @ grad_hidden.flatten(2), weights, out)
-    return [weights_step, theta_step.view_as(particles.theta)]
+        kappa, _ = particle_kernel(layer_distances(weights) + outside, rule)
+        mixed = kappa[:, None] @ grad_hidden
+    # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing first, then Xᵀ, is r/b times cheaper.
+    step = torch.empty_like(weights) if out is None else out
+    torch.bmm(inputs.transpose(-1, -2), mixed.flatten(2), out=step.flatten(2))
+    if similarity.joint:
+        step += drift[:, None] @ weights
+    return [step, theta_step]
 
 
 def _gradients(
     inputs: Tensor, targets: Tensor, particles: Particles, similarity: Similarity, n: int
 ) -> tuple[Tensor | None, Tensor]:
-    """Of the loss in the hidden layer x w_l `[E, m, b, d]`, of the log likelihoods in theta `[E, P, Cd]`.
+    """Of the loss in the hidden layer x w_l `[E, b, m, d]`, of the log likelihoods in theta `[E, P, Cd]`.
 
     Class weights answer to each particle's own likelihood, scaled to all n points; the embedding to that of
     the mean over particles, in which particle p has the weight ρ_y^p / Σ_p' ρ_y^p'. A BNN's layer answers to
     its own network's log likelihood, as its class weights do.
     """
     b, weights, theta = inputs.shape[1], particles.weights, particles.theta
-    if weights is None:
-        z, length = inputs[:, None], inputs
-    else:
-        z = (inputs[:, None] @ weights).relu_()  # E m b d
-        z, length = normalise(z) if similarity.normalised else (z, z)
-    log_rho, theta_unit, theta_length = _forward(z, theta, similarity)
+    z = length = embed(inputs, weights, normalised=False)  # E b m d
+    theta_unit = theta_length = theta.flatten(1, 2)
+    if similarity.normalised:
+        theta_unit, theta_length = normalise(theta_unit)
+        if weights is not None:
+            z, length = normalise(z)
+    s = similarity.forward(z, theta_unit)
+    log_rho = s.unflatten(-1, theta.shape[1:3]).log_softmax(-1)  # E b P C
     toward = targets[:, :, None] - log_rho.exp()  # ∂ log ρ_y / ∂s: E b P C
     own = toward.flatten(2) * (n / b)
     if weights is None:
@@ -284,7 +332,7 @@ def _gradients(
         of_embedding = own
     else:
         right = (log_rho * targets[:, :, None]).sum(-1, keepdim=True)  # log ρ_y: E b P 1
-        of_embedding = (toward * right.softmax(2) / -b).flatten(2)
+        of_embedding = (toward * right.softmax(2).div_(-b)).flatten(2)
     grad_z, grad_theta = similarity.backward(of_embedding, own)
     if similarity.normalised:
         grad_theta = normalise_backward(grad_theta, theta_unit, theta_length)
@@ -293,33 +341,13 @@ def _gradients(
     return grad_hidden, grad_theta.view_as(theta).flatten(2)
 
 
-def _to_weights(inputs: Tensor, mixed: Tensor, weights: Tensor, out: Tensor | None) -> Tensor:
-    """Xᵀ times the mixed gradients of the hidden layer `[E, m, bd]`: `[E, m, r, d]`.
-
-    Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing first, then Xᵀ, is r/b times cheaper.
-    """
-    m, d = weights.shape[1], weights.shape[3]
-    transposed = inputs.transpose(-1, -2)[:, None].expand(-1, m, -1, -1)  # E m r b
-    step = torch.bmm(
-        transposed.flatten(0, 1),
-        mixed.view(-1, inputs.shape[1], d),
-        out=None if out is None else out.flatten(0, 1),
-    )
-    return step.view_as(weights)
-
-
-def _forward(z: Tensor, theta: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor, Tensor]:
-    flat = theta.flatten(1, 2)
-    unit, length = normalise(flat) if similarity.normalised else (flat, flat)
-    s = similarity.forward(z, unit)
-    return s.unflatten(-1, theta.shape[1:3]).log_softmax(-1), unit, length
-
-
-def minibatches(orders: Tensor, batch_size: int) -> Iterator[tuple[int, Tensor]]:
-    """(epoch, `[E, b]` indices) of every step, from orders `[E, epochs, n]`."""
-    for epoch in range(orders.shape[1]):
-        for indices in orders[:, epoch].split(batch_size, dim=1):
-            yield epoch, indices
+def minibatches(
+    inputs: Tensor, targets: Tensor, order: Tensor, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs `[E, b, r]` and targets `[E, b, C]` of every step of an epoch, points in the order `[E, n]`."""
+    episodes = torch.arange(len(order), device=order.device)[:, None]
+    shuffled = inputs[episodes, order], targets[episodes, order]
+    yield from zip(*(tensor.split(batch_size, dim=1) for tensor in shuffled), strict=True)
 
 
 @torch.no_grad()
@@ -358,34 +386,52 @@ def train(
     of_steps = of_steps or [similarity]
     targets = one_hot(labels, inputs.dtype)
     current = start.clone()
-    optimise = make_optimizer(optimizer, current.tensors(), learning_rate)
+    tensors = current.tensors()
+    optimise = make_optimizer(optimizer, tensors, learning_rate)
+    memory = None if current.weights is None else torch.empty_like(current.weights)
     best = Selection(current)
-    episodes = torch.arange(len(inputs), device=inputs.device)[:, None]
     n, epochs = inputs.shape[1], orders.shape[1]
-    steps_per_epoch = -(-n // batch_size)
-    for step, (epoch, indices) in enumerate(minibatches(orders, batch_size), start=1):
-        moves = directions(
-            inputs[episodes, indices], targets[episodes, indices], current, of_steps[step % len(of_steps)],
-            n=n, prior=prior, rule=rule, repulsion=repulsion, outside=outside,
-            out=None if current.weights is None else current.weights.grad,
-        )  # fmt: skip
-        for parameter, move in zip(current.tensors(), moves, strict=True):
-            parameter.grad = move
-        optimise.step()
-        if step % steps_per_epoch == 0 and ((epoch + 1) % check_every == 0 or epoch + 1 == epochs):
+    step = 0
+    for epoch in range(epochs):
+        for x, y in minibatches(inputs, targets, orders[:, epoch], batch_size):
+            step += 1
+            moves = directions(
+                x, y, current, of_steps[step % len(of_steps)], n=n, prior=prior, rule=rule,
+                repulsion=repulsion, outside=outside, out=memory,
+            )  # fmt: skip
+            optimise(moves)
+        if (epoch + 1) % check_every == 0 or epoch + 1 == epochs:
             best.offer(predict(judged, current, similarity), truth)
             if on_check:
                 on_check(epoch + 1)
     return best.particles
 
 
-def make_optimizer(name: Optimizer, tensors: list[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-    """All are elementwise or linear, so that stacked episodes do not touch each other."""
+def make_optimizer(
+    name: Optimizer, tensors: list[Tensor], learning_rate: float
+) -> Callable[[list[Tensor]], None]:
+    """A function that moves the tensors by one step, given their descent directions.
+
+    All are elementwise or linear, so that stacked episodes do not touch each other.
+    """
     if name == "adam":
-        return torch.optim.Adam(tensors, lr=learning_rate, fused=True)
-    if name in ("sgd", "momentum"):
-        return torch.optim.SGD(tensors, lr=learning_rate, momentum=0.9 if name == "momentum" else 0.0)
-    raise ValueError(f"unknown optimizer {name!r}; use 'adam', 'sgd' or 'momentum'")
+        # torch's own step without the bookkeeping around it, which costs as much again on small tensors
+        means, squares = ([torch.zeros_like(t) for t in tensors] for _ in range(2))
+        counts = [torch.zeros((), device=t.device) for t in tensors]
+        return lambda moves: adam(
+            tensors, moves, means, squares, [], counts, fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
+            lr=learning_rate, weight_decay=0.0, eps=1e-8, maximize=False,
+        )  # fmt: skip
+    if name not in ("sgd", "momentum"):
+        raise ValueError(f"unknown optimizer {name!r}; use 'adam', 'sgd' or 'momentum'")
+    velocities = [torch.zeros_like(t) for t in tensors]
+
+    def descend(moves: list[Tensor]) -> None:
+        for tensor, velocity, move in zip(tensors, velocities, moves, strict=True):
+            velocity.mul_(0.9 if name == "momentum" else 0.0).add_(move)
+            tensor.sub_(velocity, alpha=learning_rate)
+
+    return descend
 
 
 class Selection:

@@ -37,6 +37,13 @@ class Span:
         """QᵀW: `[..., r, k]` back to `[..., D, k]`."""
         return weights if self.basis is None else self.basis[episode].transpose(-1, -2) @ weights
 
+    def add_to_features(self, total: Tensor, weights: Tensor, episode: int) -> None:
+        """`total` `[D, k]` += QᵀW of one episode, `weights` `[r, k]`."""
+        if self.basis is None:
+            total.add_(weights)
+        else:
+            total.addmm_(self.basis[episode].T, weights)
+
 
 def support_span(support: Tensor) -> Span:
     """Coordinates of the support points `[E, n, D]` in their span, if n < D; else the points as they are.

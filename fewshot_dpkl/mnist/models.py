@@ -125,5 +125,5 @@ def mean_embedding_of(fitted: Fitted, digits: Tensor, seed: int = 0, chunk: int 
         LATENT, FREQUENCIES, orthogonal=True, generator=torch.Generator().manual_seed(seed)
     ).to(digits)
     weights = fitted.state["weights"][:1]
-    pieces = [mean_embedding(embed(unit(x)[None], weights)[0], frequencies) for x in digits.split(chunk)]
-    return torch.cat(pieces)
+    bags = (embed(unit(x)[None], weights)[0].transpose(0, 1) for x in digits.split(chunk))  # m q d
+    return torch.cat([mean_embedding(bag, frequencies) for bag in bags])

@@ -1,0 +1,78 @@
+"""The cores of one machine, a piece of work on each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def on_every_core(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    """`map` over `workers` workers of one core each.
+
+    A batch of episodes is a long chain of operations on small tensors: cutting every one of them in two for
+    two cores costs more than it saves, two chains side by side do not. On Linux the workers are forked
+    processes, which see the memory of this one; Python's lock would make threads wait for each other at
+    every operation. Elsewhere forking is not safe, and the workers are threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if workers == 1:
+            yield from map(function, items)
+        elif sys.platform == "linux":
+            yield from _in_processes(function, items, workers)
+        else:
+            with ThreadPoolExecutor(workers) as pool:
+                yield from pool.map(function, items)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_processes(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(function,))
+    try:
+        yield from pool.map(_work, items)
+    except BaseException:  # an error or Ctrl-C: do not wait for work that will not be used
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_function: Callable[[Any], Any]  # of this worker; inherited by the fork, so it need not be pickled
+
+
+def _start_worker(function: Callable[[Any], Any]) -> None:
+    """Leave Ctrl-C to the parent, and end with it: a killed run leaves no worker behind."""
+    global _function
+    _function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(item: Any) -> Any:
+    return _function(item)
