@@ -25,7 +25,7 @@ def test_an_error_of_a_worker_arrives_as_it_was_raised(workers):
         return item
 
     before = torch.get_num_threads()
-    with pytest.raises(ValueError, match="^item 2 is bad$"):
+    with pytest.raises(ValueError, match=r"^item 2 is bad$"):
         list(on_every_core(work, range(5), workers))
     assert torch.get_num_threads() == before
 
