@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -94,6 +95,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             "backbone": self.backbone_.name,
             "identity": self.backbone_.identity,
             "preprocessing": self.backbone_.preprocessing,
+            "checksum": _checksum(self.head_),
         }
         self.head_.save(path, {KEY: json.dumps(description)})
 
@@ -122,7 +124,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
                 f"but {found.name} is another one here ({found.identity}: other weights or preprocessing); "
                 "give the backbone it was fitted with, or fit and save it again"
             )
-        head = load_head(path)
+        head = _load_head(path, description["checksum"])
         classifier = cls(found, head.name, cache)
         classifier.backbone_, classifier.head_, classifier.classes_ = found, head, head.classes_
         return classifier
@@ -136,17 +138,38 @@ def _read_description(path: str | os.PathLike[str]) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as file:
             description: dict[str, str] = json.loads((file.metadata() or {})[KEY])
-    except (SafetensorError, KeyError, json.JSONDecodeError):
+        found = [description[key] for key in ("version", "preparation", "backbone", "identity", "checksum")]
+    except (SafetensorError, KeyError, TypeError, ValueError):
         raise ValueError(
             f"{path} is not a saved classifier; write one with classifier.save(path) or classify.py --save"
         ) from None
-    found = (description.get("version"), description.get("preparation"))
-    if found != (FORMAT_VERSION, PREPARATION):
+    if found[:2] != [FORMAT_VERSION, PREPARATION]:
         raise ValueError(
             f"{path} has classifier format {found[0]}.{found[1]}, this version of fewshot-dpkl reads format "
             f"{FORMAT_VERSION}.{PREPARATION}; fit and save it again"
         )
     return description
+
+
+def _load_head(path: str | os.PathLike[str], checksum: str) -> Head:
+    try:
+        head = load_head(path)
+    except (KeyError, TypeError, AttributeError):
+        head = None
+    if head is None or _checksum(head) != checksum:
+        raise ValueError(f"{path} is damaged (its checksum does not fit its contents); save it again")
+    return head
+
+
+def _checksum(head: Head) -> str:
+    """A short hash of all that a fitted head consists of."""
+    parameters = {key: value for key, value in head.get_params().items() if key != "random_state"}
+    about = [head.name, parameters, head.classes_.tolist(), head._order.tolist(), head.n_features_in_]
+    digest = hashlib.sha256(json.dumps(about).encode())
+    for name, tensor in sorted(head.state_.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().numpy())
+    return digest.hexdigest()[:16]
 
 
 def _check_list(pictures: Sequence[Picture]) -> None:

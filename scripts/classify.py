@@ -189,8 +189,9 @@ def shown(name: str | os.PathLike[str]) -> str:
 def table(answers: Answers) -> str:
     """A line per picture with each head's answer, and accuracies where classes are known."""
     heads = list(answers.probabilities)
+    folder, names = without_folder(answers.names)
     rows = [["picture", *heads]]
-    for index, name in enumerate(answers.names):
+    for index, name in enumerate(names):
         if index in answers.refused:
             rows.append([name, *["-"] * len(heads)])
             continue
@@ -204,7 +205,17 @@ def table(answers: Answers) -> str:
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return "\n".join(lines + accuracy_lines(answers))
+    where = [f"in {folder}:"] if folder else []
+    return "\n".join(where + lines + accuracy_lines(answers))
+
+
+def without_folder(names: list[str]) -> tuple[str, list[str]]:
+    """The folder that holds all files, empty for none, and the names below it."""
+    try:
+        folder = os.path.commonpath([os.path.dirname(name) for name in names])
+    except ValueError:  # relative and absolute names
+        return "", names
+    return folder, [name.removeprefix(folder).lstrip(os.sep) for name in names] if folder else names
 
 
 def accuracy_lines(answers: Answers) -> list[str]:
@@ -241,8 +252,9 @@ def write(path: Path, answers: Answers) -> None:
             document = {"classes": answers.classes, "threshold": answers.threshold, "answers": rows}
             temporary.write_text(json.dumps(document, indent=1) + "\n")
             return
-        columns = {name: f"p({shown(name)})" for name in answers.classes}
-        with temporary.open("w", newline="", encoding="utf-8") as file:
+        columns = {name: f"p({name})" for name in answers.classes}
+        # names of folders may hold bytes that are not text
+        with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.DictWriter(file, [*list(rows[0])[:6], *columns.values()])
             writer.writeheader()
             for row in rows:

@@ -87,7 +87,7 @@ class Browser:
             width=width,
             height=height,
             deviceScaleFactor=1,
-            mobile=False,
+            mobile=width < 600,
         )
         preference = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._command("Emulation.setEmulatedMedia", features=[preference])

@@ -210,6 +210,29 @@ def test_other_backbones_versions_and_files_are_refused(task, tmp_path):
         FewShotClassifier.load(tmp_path / "nowhere.safetensors")
 
 
+def test_a_damaged_file_is_refused(task, tmp_path):
+    paths, labels, _, _ = task
+    path = tmp_path / "c.safetensors"
+    FewShotClassifier(tiny(), "nn").fit(paths, labels).save(path)
+    whole = path.read_bytes()
+    for cut in (0, 5, 200, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"c\.safetensors"):
+            FewShotClassifier.load(path, tiny())
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(whole), 100):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            loaded = FewShotClassifier.load(path, tiny())
+        except ValueError:
+            continue
+        # what is only read by people: the name of the backbone and its preprocessing, spaces
+        assert np.array_equal(loaded.classes_, ["a-0", "a-1", "a-2"])
+        assert place < 8 + int.from_bytes(whole[:8], "little")
+
+
 @pytest.mark.parametrize("name", ["blr", "dblr", "dpkl", "nn"])
 def test_the_mean_of_the_particles_is_the_prediction(name):
     x, y, xq, _ = test_heads.task()

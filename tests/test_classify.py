@@ -42,8 +42,10 @@ def test_two_heads_side_by_side_with_accuracy(classify, birds):
     result = classify(*heads, "--out", birds / "a.csv")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["picture", "centroid", "nn"]
-    assert len(lines) == 1 + 12 + 1 + 2
+    assert lines[0] == f"in {birds / 'query'}:"
+    assert lines[1].split() == ["picture", "centroid", "nn"]
+    assert lines[2].startswith("support-0/0.png  support-0 0.")
+    assert len(lines) == 2 + 12 + 1 + 2
     rows = read(birds / "a.csv")
     assert len(rows) == 24
     for head, line in zip(("centroid", "nn"), lines[-2:], strict=True):
@@ -67,8 +69,8 @@ def test_a_saved_model_gives_the_same_answers_and_refuses_another_backbone(class
     assert (birds / "a.json").read_text() == (birds / "b.json").read_text()
     one = next((birds / "query" / "support-1").iterdir())
     alone = run_script("classify.py", "--model", model, "--query", one)
-    answer = next(line for line in again.stdout.splitlines() if line.startswith(str(one)))
-    assert alone.stdout.splitlines()[-1].split() == answer.split()
+    answer = next(line for line in again.stdout.splitlines() if line.startswith(f"support-1/{one.name}"))
+    assert alone.stdout.splitlines()[-1].split() == [one.name, *answer.split()[1:]]
     other = run_script("classify.py", "--model", model, "--query", one, "--backbone", "conv4-cub")
     assert_refused(other, "m.safetensors was fitted with")
 

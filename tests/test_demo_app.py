@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backbones import build
+from backbones.files import save_tensors
 from fewshot_dpkl import FewShotClassifier
 from fewshot_dpkl.demo import Limits, Session, make_server
 from tests.browser import chromium
@@ -168,7 +170,11 @@ def test_in_a_browser_pictures_become_bars(serve, tmp_path):
     shots = Path(os.environ.get("FEWSHOT_DPKL_SCREENSHOTS") or tmp_path / "shots")
     shots.mkdir(parents=True, exist_ok=True)
     root = make_folder(tmp_path / "pictures", {"birds": 3}, per_class=5, size=60)
-    port = serve()
+    other = tmp_path / "other.safetensors"
+    save_tensors(
+        other, build("conv4").state_dict(), {"backbone": "conv4", "preprocessing": {"resize": 84, "crop": 84}}
+    )
+    port = serve(backbones=(BACKBONE, str(other)))
     with chromium(tmp_path / "profile") as browser:
         browser.look(1200)
         browser.open(f"http://127.0.0.1:{port}/")
@@ -210,5 +216,12 @@ def test_in_a_browser_pictures_become_bars(serve, tmp_path):
         assert seen == "rgb(20, 24, 30)"
         browser.run("document.querySelector('#query .thumb.bad').click()")
         browser.wait("document.body.dataset.state === 'ready' && !document.querySelector('#query .bad')")
+        before = browser.run("return document.querySelector('.bar').textContent")
+        browser.run("const s = document.querySelector('#backbone'); s.selectedIndex = 1; s.onchange()")
+        browser.wait("document.body.dataset.state === 'ready'")
+        assert browser.run("return document.querySelector('.bar').textContent") != before
+        browser.run("document.querySelector('#saved').value = 'dpkl'")
+        browser.run("document.querySelector('#save').click()")
+        browser.wait("document.querySelector('#status').textContent.startsWith('Saved dpkl.safetensors')")
         complaints = [line for line in browser.complaints() if "status of 400" not in line]  # broken.jpg
         assert complaints == []

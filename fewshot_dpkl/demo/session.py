@@ -52,7 +52,7 @@ class Session:
     """Answers the questions of the page. Pictures are decoded, turned to features and forgotten.
 
     Args:
-        backbones: names that may be chosen, the first is the default.
+        backbones: names that may be chosen, the first is the default; all are loaded at once.
         limits: of uploads and questions.
     """
 
@@ -60,10 +60,9 @@ class Session:
         self.backbones = list(backbones)
         self.limits = limits or Limits()
         self._lock = threading.Lock()  # one picture or fit at a time: memory stays bounded
-        self._loaded: dict[str, Backbone] = {}
+        self._loaded = {name: find_backbone(name) for name in self.backbones}
         self._features: Recent[np.ndarray] = Recent(self.limits.kept)
         self._fitted: Recent[FewShotClassifier] = Recent(8)
-        self._backbone(self.backbones[0])
 
     def about(self) -> dict[str, Any]:
         """What the page needs to know."""
@@ -107,10 +106,8 @@ class Session:
                 return path.read_bytes()
 
     def _backbone(self, name: str) -> Backbone:
-        if name not in self.backbones:
-            raise ValueError(f"the backbone {name!r} was not offered; choose {', '.join(self.backbones)}")
         if name not in self._loaded:
-            self._loaded[name] = find_backbone(name)
+            raise ValueError(f"the backbone {name!r} was not offered; choose {', '.join(self.backbones)}")
         return self._loaded[name]
 
     def _missing(self, backbone: str, keys: list[str]) -> list[str]:
