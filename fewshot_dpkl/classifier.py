@@ -168,7 +168,7 @@ def _checksum(head: Head) -> str:
     digest = hashlib.sha256(json.dumps(about).encode())
     for name, tensor in sorted(head.state_.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
