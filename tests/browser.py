@@ -51,7 +51,7 @@ class Browser:
             self.driver + path, data, {"Content-Type": "application/json"}, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=240) as response:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(json.load(error)["value"]["message"]) from None
@@ -63,7 +63,7 @@ class Browser:
         """The value of JavaScript that says `return …`."""
         return self._ask("POST", self.session + "/execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait(self, expression: str, seconds: float = 60) -> Any:
+    def wait(self, expression: str, seconds: float = 240) -> Any:
         """The value of a JavaScript expression once it is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

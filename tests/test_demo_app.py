@@ -165,6 +165,19 @@ def choose(browser, css: str, paths: list[Path]) -> None:
     browser.type(css, "\n".join(map(str, paths)))
 
 
+def drop(browser, css: str, path: Path) -> None:
+    """As if the file were dragged from the desktop."""
+    browser.run(
+        "const files = new DataTransfer();"
+        "files.items.add(new File([new Uint8Array(arguments[1])], arguments[2]));"
+        "const drop = new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true});"
+        "document.querySelector(arguments[0]).dispatchEvent(drop)",
+        css,
+        list(path.read_bytes()),
+        path.name,
+    )
+
+
 def test_in_a_browser_pictures_become_bars(serve, tmp_path):
     """Screenshots go to $FEWSHOT_DPKL_SCREENSHOTS, to be looked at, else to a folder of the test."""
     shots = Path(os.environ.get("FEWSHOT_DPKL_SCREENSHOTS") or tmp_path / "shots")
@@ -216,6 +229,10 @@ def test_in_a_browser_pictures_become_bars(serve, tmp_path):
         assert seen == "rgb(20, 24, 30)"
         browser.run("document.querySelector('#query .thumb.bad').click()")
         browser.wait("document.body.dataset.state === 'ready' && !document.querySelector('#query .bad')")
+        drop(browser, "#query", queries[0])
+        browser.wait(
+            "document.body.dataset.state === 'ready' && document.querySelectorAll('.answer').length === 4"
+        )
         before = browser.run("return document.querySelector('.bar').textContent")
         browser.run("const s = document.querySelector('#backbone'); s.selectedIndex = 1; s.onchange()")
         browser.wait("document.body.dataset.state === 'ready'")
