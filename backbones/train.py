@@ -28,7 +28,7 @@ from backbones.augment import augment
 from backbones.files import load_tensors, save_tensors
 from backbones.head import CosineClassifier
 
-IDENTITY = ("backbone", "dataset", "classes", "images", "recipe", "processes")
+IDENTITY = ("backbone", "start", "dataset", "classes", "images", "recipe", "processes")
 """The entries of a card that must agree for a run to be resumed."""
 Validate = Callable[[nn.Module], dict[str, float]]
 

@@ -5,14 +5,17 @@ head = DPKLHead().fit(support_features, support_labels)
 head.predict_proba(query_features)
 """
 
+from fewshot_dpkl.calibration import fit_lengthscale
 from fewshot_dpkl.classifier import FewShotClassifier
 from fewshot_dpkl.embedding import Backbone, find_backbone
 from fewshot_dpkl.episodes import EpisodeSampler
 from fewshot_dpkl.evaluation import HeadResult, evaluate, paired_difference
 from fewshot_dpkl.features import FeatureSet
 from fewshot_dpkl.heads import (
+    DPKL,
     HEADS,
     BLRHead,
+    CalibratedDPKLHead,
     CentroidHead,
     CosineHead,
     DBLRHead,
@@ -27,9 +30,11 @@ from fewshot_dpkl.heads import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "DPKL",
     "HEADS",
     "BLRHead",
     "Backbone",
+    "CalibratedDPKLHead",
     "CentroidHead",
     "CosineHead",
     "DBLRHead",
@@ -43,6 +48,7 @@ __all__ = [
     "NearestNeighborHead",
     "evaluate",
     "find_backbone",
+    "fit_lengthscale",
     "load_head",
     "make_head",
     "paired_difference",

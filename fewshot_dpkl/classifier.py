@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
+from fewshot_dpkl.calibration import head_for
 from fewshot_dpkl.embedding import PREPARATION, Backbone, embed, find_backbone
-from fewshot_dpkl.heads import Head, load_head, make_head
+from fewshot_dpkl.heads import Head, load_head
 from fewshot_dpkl.pictures import Picture, PictureError
 
 FORMAT_VERSION = 1
@@ -59,7 +60,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def fit_features(self, X: ArrayLike, labels: ArrayLike) -> FewShotClassifier:
         """Learn from features `X` `[n, D]` that `embed` made before."""
         self.backbone_ = find_backbone(self.backbone)
-        head: Head = make_head(self.head) if isinstance(self.head, str) else clone(self.head)
+        card = getattr(self.backbone_, "card", None)
+        head: Head = head_for(self.head, card) if isinstance(self.head, str) else clone(self.head)
         self.head_ = head.fit(X, labels)
         self.classes_ = self.head_.classes_
         return self

@@ -31,7 +31,8 @@ from _cli import add_device_arguments, run, use_device
 from tqdm import tqdm
 
 import fewshot_dpkl
-from fewshot_dpkl import HEADS, EpisodeSampler, FeatureSet, HeadResult, evaluate, make_head, paired_difference
+from fewshot_dpkl import HEADS, EpisodeSampler, FeatureSet, HeadResult, evaluate, paired_difference
+from fewshot_dpkl.calibration import head_for
 from fewshot_dpkl.evaluation import by_class, paired_differences, process
 from fewshot_dpkl.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
@@ -85,8 +86,8 @@ def main() -> None:
     device = use_device(arguments)
     names = list(dict.fromkeys(arguments.head or ["dpkl"]))
     names = list(HEADS) if "all" in names else names
-    heads = {name: make_head(name) for name in names}
     features = FeatureSet.load(arguments.features)
+    heads = {name: head_for(name, features.card.get("backbone")) for name in names}
     samplers = {
         (way, shot): EpisodeSampler(features, way=way, shot=shot, query=arguments.query, seed=arguments.seed)
         for way, shot in settings(arguments)

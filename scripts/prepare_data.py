@@ -15,7 +15,9 @@ from data import CLASSES, SPLITS, Store, data_root, load_pixels, open_split, rea
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dataset", required=True, choices=sorted(CLASSES))
     parser.add_argument(
         "--source", type=Path, help="folder or zip file of the download (default: in the data root)"

@@ -16,15 +16,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from _cli import add_device_arguments, run, use_device
-from _validation import make_validate
+from _validation import lengthscale_of, make_validate, write_lengthscale
+from torch import nn
 
+from backbones import load_backbone
 from backbones.models import ARCHITECTURES, build, centre_crop
 from backbones.train import Recipe, Stage, train
 from data import load_pixels, open_split
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with base/ and val/)"
     )
@@ -33,6 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="baseline++", choices=["baseline++"])
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
+    parser.add_argument("--start", help="name or file of a trained backbone to go on from")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
     parser.add_argument(
         "--stages",
@@ -95,6 +100,19 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
     )
 
 
+def starting_point(arguments: argparse.Namespace) -> nn.Module:
+    """A new backbone, or that of `--start`."""
+    if arguments.start is None:
+        return build(arguments.backbone, seed=arguments.seed)
+    started = load_backbone(arguments.start)
+    if started.card["backbone"] != arguments.backbone:
+        raise ValueError(
+            f"--start {arguments.start} is a {started.card['backbone']}, this run trains a "
+            f"{arguments.backbone}; name a file of that kind, or give --backbone {started.card['backbone']}"
+        )
+    return started.module.requires_grad_(True).train()
+
+
 def main() -> None:
     arguments = parse_arguments()
     if arguments.epochs < 1:
@@ -122,11 +140,12 @@ def main() -> None:
         "method": arguments.method,
         "preprocessing": {"resize": resize, "crop": crop},
         "seed": arguments.seed,
+        "start": arguments.start,
         "command": shlex.join(["python", "scripts/train_backbone.py", *sys.argv[1:]]),
         "torch": torch.__version__,
     }
     card = train(
-        build(arguments.backbone, seed=arguments.seed),
+        starting_point(arguments),
         load_pixels(base, 84 if base.dataset == "mini-imagenet" else 96),
         base.labels,
         recipe,
@@ -138,6 +157,7 @@ def main() -> None:
         log=lambda line: print(line, flush=True),
     )
     if card:
+        write_lengthscale(arguments.out, lengthscale_of(load_backbone(str(arguments.out)), val, device))
         print(f"wrote {arguments.out}: epoch {card['kept']['epoch']} of {recipe.epochs}")
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -7,6 +7,7 @@ from typing import Any
 
 from fewshot_dpkl.heads.base import Head, make, read_head
 from fewshot_dpkl.heads.bayesian import BLRHead, DBLRHead, DPKLHead
+from fewshot_dpkl.heads.calibrated import CalibratedDPKLHead
 from fewshot_dpkl.heads.cosine import CosineHead
 from fewshot_dpkl.heads.logistic import LogisticRegressionHead
 from fewshot_dpkl.heads.similarity import CentroidHead, NearestNeighborHead
@@ -21,8 +22,17 @@ HEADS: dict[str, type[Head]] = {
         BLRHead,
         DBLRHead,
         DPKLHead,
+        CalibratedDPKLHead,
     )
 }
+
+
+def DPKL(preset: str = "paper", **parameters: Any) -> Head:
+    """The paper's DPKL (`preset="paper"`), or the one with probabilities to trust (`preset="calibrated"`)."""
+    presets = {"paper": DPKLHead.name, "calibrated": CalibratedDPKLHead.name}
+    if preset not in presets:
+        raise ValueError(f"there is no preset {preset!r}; choose from {', '.join(presets)}")
+    return make_head(presets[preset], **parameters)
 
 
 def make_head(name: str, **parameters: Any) -> Head:
@@ -36,8 +46,10 @@ def load_head(path: str | os.PathLike[str]) -> Head:
 
 
 __all__ = [
+    "DPKL",
     "HEADS",
     "BLRHead",
+    "CalibratedDPKLHead",
     "CentroidHead",
     "CosineHead",
     "DBLRHead",

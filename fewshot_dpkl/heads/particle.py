@@ -99,6 +99,20 @@ class ExactKernel(Similarity):
         return torch.bmm(to_z, self.theta).unflatten(1, shares.shape[1:3]), grad_theta
 
 
+class FreeClassWeights(Similarity):
+    """The closed form for one embedding and class weights of any length: s = -|z - θ|² / 2, up to |z|²."""
+
+    normalised = False
+
+    def forward(self, z: Tensor, theta: Tensor) -> Tensor:
+        self.z, self.theta = z[:, :, 0], theta  # E b d, E K d
+        return torch.bmm(self.z, theta.transpose(-1, -2)).sub_(theta.square().sum(-1)[:, None], alpha=0.5)
+
+    def backward(self, grad_embedding: Tensor | None, grad_classes: Tensor) -> tuple[Tensor | None, Tensor]:
+        weights = grad_classes.transpose(-1, -2)  # E K b
+        return None, torch.baddbmm(-self.theta * weights.sum(-1, keepdim=True), weights, self.z)
+
+
 class FourierKernel(Similarity):
     """Random features (section 3.1): the kernel is linear in the mean embedding μ(x) of a point.
 
@@ -267,6 +281,7 @@ def directions(
     *,
     n: int,
     prior: float,
+    prior_mean: Tensor | float = 0.0,
     rule: Bandwidth = "paper",
     repulsion: float = 1.0,
     outside: Tensor | float = 0.0,
@@ -278,7 +293,8 @@ def directions(
         inputs: `[E, b, r]` minibatches.
         targets: `[E, b, C]` one-hot labels.
         n: size of the support set, to which the log-likelihood of a minibatch is scaled.
-        prior: the log prior of what SVGD moves is -prior·|θ|².
+        prior: the log prior of what SVGD moves is -prior·|θ|², or -prior·|θ - prior_mean|².
+        prior_mean: `[E, 1, C, d]`, of the class weights.
         repulsion: of SVGD, see `particles.svgd_mixing`.
         outside: `[E, m, m]` squared distances between the parts of the particles that do not move.
         out: memory `[E, r, m, d]` for the direction of the layers.
@@ -290,6 +306,8 @@ def directions(
         distances += layer_distances(weights) + outside
     mix, push = svgd_mixing(distances, rule, repulsion)
     drift = push.neg_().add_(mix, alpha=2 * prior)  # what repulsion and prior make of the particles
+    if isinstance(prior_mean, Tensor):
+        grad_theta = grad_theta + 2 * prior * prior_mean.flatten(2)
     theta_step = torch.baddbmm(drift @ theta, mix, grad_theta, alpha=-1).view_as(particles.theta)
     if weights is None or grad_hidden is None:
         return [theta_step]
@@ -362,6 +380,7 @@ def train(
     batch_size: int,
     learning_rate: float,
     prior: float,
+    prior_mean: Tensor | float = 0.0,
     rule: Bandwidth = "paper",
     repulsion: float = 1.0,
     outside: Tensor | float = 0.0,
@@ -396,8 +415,8 @@ def train(
         for x, y in minibatches(inputs, targets, orders[:, epoch], batch_size):
             step += 1
             moves = directions(
-                x, y, current, of_steps[step % len(of_steps)], n=n, prior=prior, rule=rule,
-                repulsion=repulsion, outside=outside, out=memory,
+                x, y, current, of_steps[step % len(of_steps)], n=n, prior=prior, prior_mean=prior_mean,
+                rule=rule, repulsion=repulsion, outside=outside, out=memory,
             )  # fmt: skip
             optimise(moves)
         if (epoch + 1) % check_every == 0 or epoch + 1 == epochs:
