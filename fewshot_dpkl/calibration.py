@@ -35,11 +35,9 @@ def fit_lengthscale(
     Shots for which a class has too few examples are left out.
     """
     smallest = int(np.bincount(features.labels).min())
-    usable = [shot for shot in shots if shot + 16 <= smallest]
+    usable = [shot for shot in shots if shot < smallest]
     if not usable:
-        raise ValueError(
-            f"a class has only {smallest} examples; give at least {min(shots) + 16} of every class"
-        )
+        raise ValueError(f"a class has only {smallest} examples; give more than {min(shots)} of every class")
     curves = np.stack([_likelihood_curve(features, shot, episodes, seed) for shot in usable])  # shots G
     candidates = np.exp(-LOG_PRECISIONS)[::2]
     best = (np.inf, 0.0, 0.0)
@@ -54,8 +52,8 @@ def fit_lengthscale(
 def _likelihood_curve(features: FeatureSet, shot: int, episodes: int, seed: int) -> np.ndarray:
     """Mean negative log-likelihood of the queries for every candidate of 1/ℓ²: `[G]`."""
     table = unit(torch.as_tensor(np.asarray(features.features, np.float32)))
-    way = min(5, len(features.class_names))
-    sampler = EpisodeSampler(features, way=way, shot=shot, query=16, seed=seed)
+    way, queries = min(5, len(features.class_names)), min(16, int(np.bincount(features.labels).min()) - shot)
+    sampler = EpisodeSampler(features, way=way, shot=shot, query=queries, seed=seed)
     grid = torch.as_tensor(np.exp(LOG_PRECISIONS), dtype=torch.float32)
     total = np.zeros(len(grid))
     for batch in sampler.batches(np.arange(episodes), 50):
@@ -64,7 +62,7 @@ def _likelihood_curve(features: FeatureSet, shot: int, episodes: int, seed: int)
         labels = torch.arange(way).repeat_interleave(shot).expand(len(support), -1)
         means = class_means(support, labels)  # E C D
         scores = query @ means.transpose(-1, -2) - means.square().sum(-1)[:, None] / 2  # E q C
-        truth = torch.arange(way).repeat_interleave(16).expand(len(support), -1)
+        truth = torch.arange(way).repeat_interleave(queries).expand(len(support), -1)
         total += [float(_nll(scores * precision, truth)) for precision in grid]
     return total / episodes
 

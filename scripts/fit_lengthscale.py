@@ -3,8 +3,8 @@
     python scripts/fit_lengthscale.py --backbone conv4.safetensors --dataset mini-imagenet
     python scripts/fit_lengthscale.py --backbone torchvision:resnet18 --dataset folder:PATH   (prints only)
 
-`dpkl-calibrated` reads it from the card of the features or the backbone it is given. scripts/train_backbone.py
-does this at its end.
+`dpkl-calibrated` reads it from the card of the features or the backbone it is given.
+scripts/train_backbone.py does this at its end.
 """
 
 from __future__ import annotations
