@@ -18,7 +18,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the user's umask allows; some writers allow less
         yield temporary
+        temporary.chmod(mode)
         os.replace(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)

@@ -95,3 +95,10 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         head.save(tmp_path / "head.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_head_is_as_readable_as_any_file(tmp_path):
+    x, y, _, _ = task()
+    quick("nn").fit(x, y).save(tmp_path / "head.safetensors")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "head.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
