@@ -22,7 +22,35 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 def squared_exponential(a: Tensor, b: Tensor, lengthscale: float | Tensor = 1.0) -> Tensor:
     """k(z, z') = exp(-|z - z'|² / (2 ℓ²)) between the rows of `a` `[..., n, d]` and `b` `[..., k, d]`."""
-    return torch.exp(squared_distances(a, b) / (-2 * lengthscale**2))
+    return _SquaredExponential.apply(a / lengthscale, b / lengthscale)
+
+
+def half_squares(points: Tensor, dim: int = -1) -> Tensor:
+    """-|z|²/2 with `dim`, that of the coordinates, kept."""
+    return points.square().sum(dim, keepdim=True).mul_(-0.5)
+
+
+class _SquaredExponential(torch.autograd.Function):
+    """exp(-|z - z'|² / 2), its gradient from the kernel itself: autograd would keep every step to it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        # (z, -|z|²/2, 1)·(z', 1, -|z'|²/2) = -|z - z'|²/2
+        left = torch.cat([a, half_squares(a), torch.ones_like(a[..., :1])], -1)
+        right = torch.cat([b, torch.ones_like(b[..., :1]), half_squares(b)], -1)
+        kernel = (left @ right.mT).clamp_max_(0).exp_()
+        ctx.save_for_backward(a, b, kernel)
+        return kernel
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b, kernel = ctx.saved_tensors
+        pull = grad * kernel  # in the logarithm
+        return (
+            pull @ b - pull.sum(-1, keepdim=True) * a if ctx.needs_input_grad[0] else None,
+            pull.mT @ a - pull.sum(-2).unsqueeze(-1) * b if ctx.needs_input_grad[1] else None,
+        )
 
 
 def random_frequencies(

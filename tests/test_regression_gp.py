@@ -14,7 +14,6 @@ from sklearn.gaussian_process.kernels import RBF
 
 from fewshot_dpkl.kernels import fourier_features, mean_embedding, random_frequencies, squared_exponential
 from fewshot_dpkl.regression.gp import (
-    _QuadraticForm,
     _SolveSPD,
     cholesky,
     condition_on_features,
@@ -96,10 +95,6 @@ def test_weight_space_is_function_space(n, noise):
     for prior in (new_features.square().sum(-1), torch.ones(3, 7, dtype=torch.float64)):
         expected = by_points.variance(rows, prior)
         torch.testing.assert_close(by_weights.variance(new_features, prior), expected, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(
-            by_weights.fast_variance(new_features, prior), expected, rtol=1e-6, atol=1e-9
-        )
-        torch.testing.assert_close(by_points.fast_variance(rows, prior), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_proposition_2_posterior_variance_is_the_distance_to_the_labelled_span():
@@ -130,8 +125,6 @@ def test_gradients_agree_with_finite_differences():
         return _SolveSPD.apply((m + m.mT) / 2, b)[:3]
 
     assert torch.autograd.gradcheck(symmetric, (matrix, b))
-    rows = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda r, m: _QuadraticForm.apply(r, (m + m.mT) / 2), (rows, matrix))
 
 
 def test_a_singular_matrix_gets_the_least_jitter_and_a_warning():

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from fewshot_dpkl.kernels import squared_exponential
 from fewshot_dpkl.particles import functional_gradient
-from fewshot_dpkl.regression import training
+from fewshot_dpkl.regression import unlabelled
 from fewshot_dpkl.regression.embeddings import Lengthscales, Network
 from fewshot_dpkl.regression.training import Settings, backward, condition, initial_model, train
 
@@ -87,7 +88,7 @@ def naive_loss(model, x, y, unlabelled, alpha, trial):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("semi", [False, True])
 def test_loss_and_gradient_are_those_of_the_naive_loop(kind, semi, monkeypatch):
-    monkeypatch.setattr(training, "CHUNK", 600)  # several pieces
+    monkeypatch.setattr(unlabelled, "CACHE", 90)  # several pieces
     model, _ = start(kind)
     model = model.to(torch.float64)
     x, y, u = data(dtype=torch.float64)
@@ -104,6 +105,27 @@ def test_loss_and_gradient_are_those_of_the_naive_loop(kind, semi, monkeypatch):
 
 
 LEARNT = ("parameters", "log_lengthscale", "log_noise")
+
+
+def test_a_low_rank_basis_of_the_kernel_changes_nothing(monkeypatch):
+    z = 0.5 * torch.randn(2, 300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = squared_exponential(z, z)
+    basis = unlabelled.low_rank_basis(kernel)
+    assert basis.shape[-1] < 100
+    torch.testing.assert_close(basis @ (basis.mT @ kernel), kernel, rtol=0, atol=1e-10)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[-1]).double().expand(2, -1, -1))
+    assert unlabelled.low_rank_basis(torch.eye(90).double()[None]) is None
+    x, y, u = (tensor.double() for tensor in data(n=120, unlabelled=70))
+    found = []
+    for negligible in (unlabelled.NEGLIGIBLE, -1.0):  # never reached: no basis
+        monkeypatch.setattr(unlabelled, "NEGLIGIBLE", negligible)
+        model = start("dkl")[0].to(torch.float64)
+        live = replace(model, parameters=model.parameters.requires_grad_())
+        kernel = model.kernel(model.embed(x), model.embed(x))
+        assert (unlabelled.low_rank_basis(kernel) is None) == (negligible < 0)
+        found.append((backward(live, x, y, u, alpha=5.0), live.parameters.grad))
+    for with_basis, without in zip(*found, strict=True):
+        torch.testing.assert_close(with_basis, without, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["gp", "dkl", "dpkl", "dpkl-weight-space"])

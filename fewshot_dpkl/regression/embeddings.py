@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Network:
     def layers(self) -> list[tuple[int, int]]:
         return list(zip(self.widths[:-1], self.widths[1:], strict=True))
 
+    @property
+    def width(self) -> int:
+        """Of the widest layer."""
+        return max(self.widths)
+
     def initial(self, particles: int, generator: torch.Generator) -> Tensor:
         """Starting parameters `[m, P]`, drawn particle by particle: the first is the same for every m."""
         rows = []
@@ -42,16 +49,36 @@ class Network:
         return torch.stack(rows)
 
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        trials, particles, _ = parameters.shape
+        return _embed(self, parameters, inputs)
+
+    def forward(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
+        """Every layer of B networks `[B, P]`, inputs `[B, D, n]` and latent points `[B, d, n]` included.
+
+        The points come last: a matrix product with as few rows as the latent space has dimensions is then
+        several times faster than one with as few columns.
+        """
+        layers = [inputs]
+        for weight, bias in self._split(parameters):
+            layers.append(torch.baddbmm(bias.unsqueeze(-1), weight.mT, layers[-1]))  # B out n
+            if len(layers) < len(self.widths):
+                layers[-1].relu_()
+        return layers
+
+    def backward(self, parameters: Tensor, layers: Sequence[Tensor], grad: Tensor) -> Tensor:
+        """The gradient `[B, P]` from that of the latent points `[B, d, n]` and what `forward` returned."""
+        parts: list[Tensor] = []
+        for index, (weight, _) in reversed(list(enumerate(self._split(parameters)))):
+            parts = [(layers[index] @ grad.mT).flatten(1), grad.sum(-1), *parts]
+            if index:
+                grad = torch.ops.aten.threshold_backward(weight @ grad, layers[index], 0)  # through the ReLU
+        return torch.cat(parts, -1)
+
+    def _split(self, parameters: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Weights `[B, in, out]` and biases `[B, out]` of every layer."""
         sizes = [size for a, b in self.layers for size in (a * b, b)]
-        parts = parameters.flatten(0, 1).split(sizes, dim=-1)
-        h = inputs.unsqueeze(1).expand(-1, particles, -1, -1).flatten(0, 1)  # Tm n D
-        for index, (fan_in, fan_out) in enumerate(self.layers):
-            weight = parts[2 * index].unflatten(-1, (fan_in, fan_out))  # Tm in out
-            h = torch.baddbmm(parts[2 * index + 1].unsqueeze(1), h, weight)  # Tm n out
-            if index < len(self.layers) - 1:
-                h = h.relu_()
-        return h.unflatten(0, (trials, particles))  # T m n d
+        parts = parameters.split(sizes, dim=-1)
+        weights = [w.unflatten(-1, shape) for w, shape in zip(parts[::2], self.layers, strict=True)]
+        return list(zip(weights, parts[1::2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -65,12 +92,47 @@ class Lengthscales:
     dimension: int
     start: float | None = None
 
+    @property
+    def width(self) -> int:
+        return self.dimension
+
     def initial(self, particles: int, generator: torch.Generator) -> Tensor:
         start = math.sqrt(self.dimension) if self.start is None else self.start
         return torch.full((particles, self.dimension), math.log(start))
 
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        return inputs.unsqueeze(1) * (-parameters).exp().unsqueeze(2)  # T m n D
+        return _embed(self, parameters, inputs)
+
+    def forward(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
+        return [inputs, inputs * (-parameters).exp().unsqueeze(-1)]  # B D n
+
+    def backward(self, parameters: Tensor, layers: Sequence[Tensor], grad: Tensor) -> Tensor:
+        return -(grad * layers[-1]).sum(-1)  # B D
 
 
 Embedding = Network | Lengthscales
+
+
+def _embed(embedding: Embedding, parameters: Tensor, inputs: Tensor) -> Tensor:
+    """Latent points `[T, m, n, d]` of inputs `[T, n, D]` under parameters `[T, m, P]`."""
+    trials, particles, _ = parameters.shape
+    points = inputs.mT.unsqueeze(1).expand(-1, particles, -1, -1).flatten(0, 1)  # Tm D n
+    latent = _Embed.apply(embedding, parameters.flatten(0, 1), points)  # Tm d n
+    return latent.unflatten(0, (trials, particles)).mT
+
+
+class _Embed(torch.autograd.Function):
+    """An embedding's `forward` and `backward` for autograd; inputs have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, embedding: Embedding, parameters: Tensor, inputs: Tensor) -> Tensor:
+        layers = embedding.forward(parameters, inputs)
+        ctx.embedding = embedding
+        ctx.save_for_backward(parameters, *layers)
+        return layers[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        parameters, *layers = ctx.saved_tensors
+        return None, ctx.embedding.backward(parameters, layers, grad), None

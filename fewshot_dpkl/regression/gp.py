@@ -67,42 +67,27 @@ class _SolveSPD(torch.autograd.Function):
         ctx: Any, grad_x: Tensor | None, grad_log_det: Tensor | None, grad_inverse: Tensor | None, _: None
     ) -> tuple[Tensor, Tensor | None]:
         x, inverse = ctx.saved_tensors
-        grad_matrix, grad_b = torch.zeros_like(inverse), None
-        if grad_log_det is not None:
-            grad_matrix += grad_log_det[:, None, None] * inverse
+        grad_b = None
+        grad_matrix = (
+            torch.zeros_like(inverse) if grad_log_det is None else grad_log_det[:, None, None] * inverse
+        )
         if grad_x is not None:
             grad_b = (inverse @ grad_x.unsqueeze(-1)).squeeze(-1)  # T n
-            grad_matrix -= grad_b.unsqueeze(-1) * x.unsqueeze(-2)
+            grad_matrix.baddbmm_(grad_b.unsqueeze(-1), x.unsqueeze(-2), alpha=-1)
         if grad_inverse is not None:
             grad_matrix -= inverse @ grad_inverse @ inverse
         return grad_matrix, grad_b
-
-
-class _QuadraticForm(torch.autograd.Function):
-    """rᵀMr for each row r of `[T, q, n]` and symmetric M `[T, n, n]`: `[T, q]`; keeps Mr for the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, matrix: Tensor) -> Tensor:
-        product = rows @ matrix  # T q n
-        ctx.save_for_backward(rows, product)
-        return (rows * product).sum(-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        rows, product = ctx.saved_tensors
-        weighted = grad.unsqueeze(-1) * rows  # T q n
-        return 2 * grad.unsqueeze(-1) * product, weighted.transpose(-1, -2) @ rows
 
 
 @dataclass(frozen=True)
 class Posterior:
     """A GP conditioned on n labelled points, in function space or in weight space.
 
-    With M = K + σ²I `[T, n, n]` or A = I + ΦᵀΦ/σ² `[T, 2R, 2R]`: `coefficients` are M⁻¹y `[T, n]` or the
-    mean of the weights `[T, 2R]`, `factor` is the Cholesky factor of M, `inverse` is M⁻¹ (None once it is no
-    longer needed), and `nll` `[T]` the negative log marginal likelihood. A new point comes in as its row
-    of kernel values with the labelled points (function space) or of features (weight space).
+    With M = K + σ²I `[T, n, n]` or A = I + ΦᵀΦ/σ² `[T, 2R, 2R]`: `coefficients` are M⁻¹y `[T, n]` or the mean
+    of the weights `[T, 2R]`, `factor` is the Cholesky factor of M or A, `inverse` its inverse and `matrix`
+    itself (both for training, else None), and `nll` `[T]` the negative log marginal likelihood. A new point
+    comes in as its row of kernel values with the labelled points (function space) or of features (weight
+    space).
     """
 
     coefficients: Tensor
@@ -110,6 +95,7 @@ class Posterior:
     inverse: Tensor | None
     nll: Tensor
     weight_space: bool
+    matrix: Tensor | None = None
 
     def mean(self, rows: Tensor) -> Tensor:
         """Posterior means `[T, q]` from rows `[T, q, n or 2R]`."""
@@ -118,13 +104,7 @@ class Posterior:
     def variance(self, rows: Tensor, prior: Tensor) -> Tensor:
         """Posterior variances `[T, q]` of the function (no noise) from rows and the prior k** `[T, q]`."""
         whitened = torch.linalg.solve_triangular(self.factor, rows.transpose(-1, -2), upper=False)  # T n q
-        return self._combine(whitened.square().sum(-2), rows, prior)
-
-    def fast_variance(self, rows: Tensor, prior: Tensor) -> Tensor:
-        """The same through the inverse: differentiable, and fast; for a loss, not for tiny variances."""
-        return self._combine(_QuadraticForm.apply(rows, self.inverse), rows, prior)
-
-    def _combine(self, form: Tensor, rows: Tensor, prior: Tensor) -> Tensor:
+        form = whitened.square().sum(-2)
         if self.weight_space:  # φᵀA⁻¹φ holds the features' own prior |φ|²; add what `prior` has beyond it
             return form + (prior - rows.square().sum(-1))
         return prior - form
@@ -140,9 +120,10 @@ def condition_on_kernel(kernel: Tensor, y: Tensor, noise: Tensor) -> Posterior:
     """
     n = y.shape[-1]
     eye = torch.eye(n, dtype=kernel.dtype, device=kernel.device)
-    alpha, log_det, inverse, factor = _SolveSPD.apply(kernel + noise[:, None, None] * eye, y)
+    matrix = kernel + noise[:, None, None] * eye
+    alpha, log_det, inverse, factor = _SolveSPD.apply(matrix, y)
     nll = 0.5 * ((y * alpha).sum(-1) + log_det + n * math.log(2 * math.pi))
-    return Posterior(alpha, factor, inverse, nll, weight_space=False)
+    return Posterior(alpha, factor, inverse, nll, weight_space=False, matrix=matrix)
 
 
 def condition_on_features(features: Tensor, y: Tensor, noise: Tensor) -> Posterior:
@@ -166,7 +147,7 @@ def condition_on_features(features: Tensor, y: Tensor, noise: Tensor) -> Posteri
     # yᵀ(ΦΦᵀ + σ²I)⁻¹y as a sum of squares, which cannot cancel
     quadratic = residual.square().sum(-1) / noise + weights.square().sum(-1)  # T
     nll = 0.5 * (quadratic + log_det + n * (noise.log() + math.log(2 * math.pi)))
-    return Posterior(weights, factor, inverse, nll, weight_space=True)
+    return Posterior(weights, factor, inverse, nll, weight_space=True, matrix=gram)
 
 
 def gaussian_nll(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The one model behind GP, DKL and DPKL, and its training: all trials of one size as one batch.
+"""Training of the model behind GP, DKL and DPKL: all trials of one size as one batch.
 
 Trials are independent: each has its own generator, and no sum runs over trials, so that a trial's result
 does not depend on what it is batched with, up to the rounding of batched float32 matrix products (which
@@ -9,23 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fewshot_dpkl.kernels import (
-    mean_embedding,
-    mean_embedding_kernel,
-    random_frequencies,
-    squared_exponential,
-)
+from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.particles import functional_gradient
 from fewshot_dpkl.regression.embeddings import Embedding
-from fewshot_dpkl.regression.gp import Posterior, condition_on_features, condition_on_kernel, gaussian_nll
-
-Prior = Literal["own", "unit"]
-CHUNK = 2**20  # numbers in one layer of the unlabelled points that are embedded at once: what fits a cache
+from fewshot_dpkl.regression.gp import Posterior, gaussian_nll
+from fewshot_dpkl.regression.model import Model, Prior
+from fewshot_dpkl.regression.unlabelled import total_variance
 
 
 @dataclass(frozen=True)
@@ -46,58 +39,6 @@ class Settings:
     learn_lengthscale: bool = False
     hyper_lr: float = 0.05
     use_validation: bool = False
-
-
-@dataclass(frozen=True)
-class Model:
-    """T models: parameters `[T, m, P]`, log ℓ `[T]`, log σ² `[T]`, frequencies `[T, R, d]` or None."""
-
-    embedding: Embedding
-    parameters: Tensor
-    log_lengthscale: Tensor
-    log_noise: Tensor
-    frequencies: Tensor | None
-    prior: Prior
-
-    def to(self, where: torch.dtype | torch.device | str) -> Model:
-        """A detached copy in another dtype or on another device."""
-        frequencies = None if self.frequencies is None else self.frequencies.to(where)
-        tensors = (self.parameters, self.log_lengthscale, self.log_noise)
-        parameters, log_lengthscale, log_noise = (tensor.detach().to(where) for tensor in tensors)
-        return Model(self.embedding, parameters, log_lengthscale, log_noise, frequencies, self.prior)
-
-    def latent(self, inputs: Tensor) -> Tensor:
-        """g_w(x) / ℓ for inputs `[T, n, D]`: `[T, m, n, d]`."""
-        return self.embedding(self.parameters, inputs) / self.log_lengthscale.exp()[:, None, None, None]
-
-    def embed(self, inputs: Tensor) -> Tensor:
-        """What the kernel is computed from: μ(x) `[T, n, 2R]`, or the latent points `[T, m, n, d]`."""
-        latent = self.latent(inputs)
-        return latent if self.frequencies is None else mean_embedding(latent, self.frequencies.unsqueeze(1))
-
-    def kernel(self, a: Tensor, b: Tensor) -> Tensor:
-        """K between embedded points (equation 2): `[T, n, k]`."""
-        return mean_embedding_kernel(a, b) if self.frequencies is None else a @ b.transpose(-1, -2)
-
-    def prior_variance(self, embedded: Tensor) -> Tensor:
-        """k** of embedded points: `[T, n]`."""
-        if self.prior == "unit":
-            return embedded.new_ones(embedded.shape[0], embedded.shape[-2])
-        if self.frequencies is not None:
-            return embedded.square().sum(-1)
-        bags = embedded.transpose(1, 2)  # T n m d
-        return squared_exponential(bags, bags).mean((-1, -2))
-
-    def condition(self, embedded: Tensor, y: Tensor) -> Posterior:
-        """The posterior given n labelled points, in the smaller of the two spaces."""
-        noise = self.log_noise.exp().to(y.dtype)
-        if self.frequencies is not None and embedded.shape[-2] > embedded.shape[-1]:  # n > 2R
-            return condition_on_features(embedded, y, noise)
-        return condition_on_kernel(self.kernel(embedded, embedded), y, noise)
-
-    def rows(self, posterior: Posterior, embedded: Tensor, labelled: Tensor) -> Tensor:
-        """How new embedded points enter `posterior`: their features, or their kernel with the labelled."""
-        return embedded if posterior.weight_space else self.kernel(embedded, labelled)
 
 
 def initial_model(embedding: Embedding, settings: Settings, seeds: Sequence[int], latent_size: int) -> Model:
@@ -123,34 +64,16 @@ def backward(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, alpha
     """Accumulate the gradient of the loss in the leaves of `model`; returns the loss of each trial `[T]`.
 
     The loss is L (equation 7), or with unlabelled inputs L / n + α / n_u Σ σ²(x) (equation 14). L in
-    float64, the networks in the dtype of their parameters. The unlabelled points go through in pieces:
-    given the labelled posterior their variances are a plain sum, so the posterior is held fixed while
-    the pieces' gradients are collected, on it and on the networks, and its own gradient follows last.
+    float64, the networks in the dtype of their parameters.
     """
     embedded = model.embed(x).double()
     posterior = model.condition(embedded, y)
-    if unlabeled is None:
-        posterior.nll.sum().backward()
-        return posterior.nll.detach()
-    assert posterior.inverse is not None
-    held = embedded.detach().to(x.dtype).requires_grad_()
-    inverse = posterior.inverse.detach().to(x.dtype).requires_grad_()
-    frozen = replace(posterior, inverse=inverse)
-    n, n_unlabeled = x.shape[-2], unlabeled.shape[-2]
-    total = torch.zeros_like(posterior.nll)
-    width = max(64 * model.parameters.shape[1], n)  # of the hidden layers, or of the kernel's rows
-    step = max(1, CHUNK // (x.shape[0] * width))
-    for piece in unlabeled.split(step, dim=-2):
-        new = model.embed(piece)
-        variance = frozen.fast_variance(model.rows(frozen, new, held), model.prior_variance(new)).sum(-1)  # T
-        (variance.sum() * (alpha / n_unlabeled)).backward()
-        total += variance.detach() * (alpha / n_unlabeled)
-    pulled = posterior.nll.sum() / n
-    for tensor, leaf in ((posterior.inverse, inverse), (embedded, held)):
-        if leaf.grad is not None:  # weight space does not come back to the labelled points
-            pulled = pulled + (tensor * leaf.grad).sum()
-    pulled.backward()
-    return posterior.nll.detach() / n + total
+    loss = posterior.nll
+    if unlabeled is not None:
+        variance = total_variance(model, embedded, posterior, unlabeled) / unlabeled.shape[-2]
+        loss = loss / x.shape[-2] + alpha * variance
+    loss.sum().backward()
+    return loss.detach()
 
 
 @dataclass(frozen=True)
@@ -201,8 +124,8 @@ def condition(model: Model, x: Tensor, y: Tensor, history: Sequence[Tensor] = ()
     embedded = model.embed(x.double())
     errors = torch.stack(list(history)) if history else y.new_zeros(0, y.shape[0])
     posterior = model.condition(embedded, y.double())
-    # the inverse is for training; the factor as a file will hold it, so that saving changes no bit
-    posterior = replace(posterior, inverse=None, factor=posterior.factor.contiguous())
+    # what only training needs goes; the factor as a file will hold it, so that saving changes no bit
+    posterior = replace(posterior, inverse=None, matrix=None, factor=posterior.factor.contiguous())
     return Trained(model, embedded.contiguous(), posterior, errors)
 
 
