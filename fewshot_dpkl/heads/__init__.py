@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from fewshot_dpkl.heads.base import Head, make, read_head
-from fewshot_dpkl.heads.bayesian import BLRHead, DBLRHead, DPKLHead
+from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.calibrated import CalibratedDPKLHead
 from fewshot_dpkl.heads.cosine import CosineHead
 from fewshot_dpkl.heads.logistic import LogisticRegressionHead
@@ -20,6 +20,7 @@ HEADS: dict[str, type[Head]] = {
         CosineHead,
         LogisticRegressionHead,
         BLRHead,
+        BNNHead,
         DBLRHead,
         DPKLHead,
         CalibratedDPKLHead,
@@ -49,7 +50,7 @@ __all__ = [
     "DPKL",
     "HEADS",
     "BLRHead",
-    "CalibratedDPKLHead",
+    "BNNHead",
     "CentroidHead",
     "CosineHead",
     "DBLRHead",
