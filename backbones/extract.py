@@ -30,7 +30,8 @@ class Extractor(nn.Module):
     """A frozen module `[B, 3, crop, crop]` to `[B, D]` with the preparation of its pictures.
 
     Pictures are resized so that the shorter side has `resize` pixels, the middle `crop` × `crop` is cut
-    out, values are divided by 255 and normalised with `mean` and `std`. Wrap any module of your own:
+    out, values are divided by 255 and normalised with `mean` and `std`. With `mirror` the features are the
+    mean of those of a picture and of its mirror image. Wrap any module of your own:
     `Extractor(module, resize=256, crop=224, card={"backbone": "mine"})`.
 
     Attributes:
@@ -48,17 +49,19 @@ class Extractor(nn.Module):
         mean: Sequence[float] = MEAN,
         std: Sequence[float] = STD,
         card: dict[str, Any] | None = None,
+        mirror: bool = False,
     ) -> None:
         super().__init__()
         self.module = module.eval().requires_grad_(False)
         self.resize, self.crop = resize, crop
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.mean, self.std, self.mirror = tuple(mean), tuple(std), mirror
         self.card = {"backbone": type(module).__name__, **(card or {}), "preprocessing": self.preprocessing}
         self.name = self.card["backbone"]
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        return {"resize": self.resize, "crop": self.crop, "mean": list(self.mean), "std": list(self.std)}
+        colours = {"mean": list(self.mean), "std": list(self.std)}
+        return {"resize": self.resize, "crop": self.crop, **colours, "mirror": self.mirror}
 
     @cached_property
     def identity(self) -> str:
@@ -89,6 +92,11 @@ class Extractor(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """uint8 pictures `[B, crop, crop, 3]` to float32 features `[B, D]`."""
+        if self.mirror:
+            return (self._features(pictures) + self._features(pictures.flip(2))) / 2
+        return self._features(pictures)
+
+    def _features(self, pictures: Tensor) -> Tensor:
         features = self.module(normalise(pictures, self.mean, self.std))
         if not isinstance(features, Tensor) or len(features) != len(pictures):
             raise ValueError(
@@ -134,7 +142,9 @@ def _from_file(path: Path) -> Extractor:
         raise ValueError(f"the weights in {path} are not those of a {card['backbone']}; use the file of one")
     module.load_state_dict(found)
     card.setdefault("name", path.stem)
-    return Extractor(module, card["preprocessing"]["resize"], card["preprocessing"]["crop"], card=card)
+    prepared = card["preprocessing"]
+    mirror = prepared.get("mirror", False)
+    return Extractor(module, prepared["resize"], prepared["crop"], card=card, mirror=mirror)
 
 
 def _from_torchvision(name: str, pretrained: bool) -> Extractor:
@@ -208,7 +218,8 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
 def fold(extractor: Extractor) -> Extractor:
     """The same extractor, faster: batch normalisation folded into the convolutions, channels-last."""
     module = fold_batch_norm(extractor.module)
-    fast = Extractor(module, extractor.resize, extractor.crop, extractor.mean, extractor.std)
+    size, colours = (extractor.resize, extractor.crop), (extractor.mean, extractor.std)
+    fast = Extractor(module, *size, *colours, mirror=extractor.mirror)
     return fast.to(memory_format=torch.channels_last)
 
 
@@ -222,7 +233,7 @@ def extract_features(
     """uint8 pictures `[N, H, H, 3]` (H ≥ crop) to float32 features `[N, D]`.
 
     Batch normalisation is folded into the convolutions and the layout is channels-last; the features
-    equal those of the plain module up to rounding.
+    equal those of the plain extractor up to rounding.
     """
     if batch_size < 1:
         raise ValueError(f"batch size is {batch_size}; expected at least 1")

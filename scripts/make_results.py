@@ -107,9 +107,7 @@ def novel_features(task: str, arguments: argparse.Namespace, device: torch.devic
         card = {"backbone": backbone.card, "dataset": dataset, "split": "novel", "images": len(rows)}
         FeatureSet(rows, split.labels, split.class_names, card).save(path)
     features = FeatureSet.load(path)
-    return replace(
-        features, card={**features.card, "backbone": backbone.card}
-    )  # its lengthscale may be newer
+    return replace(features, card={**features.card, "backbone": backbone.card})  # maybe newer
 
 
 def result_of(
@@ -153,7 +151,7 @@ def page(
         "",
         f"Every head on the same {arguments.episodes} episodes (seed {arguments.seed}, 16 queries per class) "
         "of all pictures of the",
-        "novel classes, features of the shipped Conv-4 backbones. Accuracy in percent with its 95 % interval.",
+        "novel classes, features of the shipped Conv-4 backbones. Accuracy in percent, 95 % interval.",
         "Printed by",
         "",
         f"    python scripts/make_results.py --work runs/results --episodes {arguments.episodes} "

@@ -138,7 +138,7 @@ def main() -> None:
         "dataset": base.dataset,
         "split": "base",
         "method": arguments.method,
-        "preprocessing": {"resize": resize, "crop": crop},
+        "preprocessing": {"resize": resize, "crop": crop, "mirror": True},
         "seed": arguments.seed,
         "start": arguments.start,
         "command": shlex.join(["python", "scripts/train_backbone.py", *sys.argv[1:]]),

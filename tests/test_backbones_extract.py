@@ -66,6 +66,18 @@ def test_a_frozen_extractor_stays_in_evaluation_mode():
     assert not any(module.training for module in extractor.modules())
 
 
+def test_mirrored_features_are_the_mean_over_a_picture_and_its_mirror_image(tmp_path):
+    model, x = trained(), pixels(3, 84)
+    plain, both = Extractor(model, 84, 84), Extractor(model, 84, 84, mirror=True)
+    expected = (extract_features(plain, x) + extract_features(plain, x[:, :, ::-1])) / 2
+    np.testing.assert_allclose(extract_features(both, x), expected, atol=1e-5)
+    np.testing.assert_allclose(extract_features(both, x[:, :, ::-1]), expected, atol=1e-5)
+    assert plain.identity != both.identity
+    path = tmp_path / "w.safetensors"
+    save_tensors(path, model.state_dict(), {**CARD, "preprocessing": both.preprocessing})
+    assert load_backbone(path).mirror
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in WEIGHTS.glob("*.safetensors")))
 def test_shipped_backbones_load_by_name(name):
     extractor = load_backbone(name)
