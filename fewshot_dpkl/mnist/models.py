@@ -19,7 +19,7 @@ from fewshot_dpkl.heads.particle import embed
 from fewshot_dpkl.kernels import mean_embedding, random_frequencies
 
 LATENT, FREQUENCIES, BATCH = 64, 640, 32
-LENGTHSCALES = tuple(precision**-0.5 for precision in (10, 20, 40))  # at 1/ℓ² = 1 no probability passes 0.45
+LENGTHSCALES = tuple(precision**-0.5 for precision in (10, 20, 50))  # at 1/ℓ² = 1 no probability passes 0.45
 PAPER = ("blr", "bnn", "dblr", "dpkl")
 DEFAULT = (*PAPER, "dpkl-lengthscale")
 # Beyond the paper: plain logits, and the authors' sign of SVGD's kernel gradient (particles attract).
