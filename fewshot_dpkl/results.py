@@ -1,7 +1,7 @@
 """Results of a comparison, on disk after every finished cell: settings, one row per trial, tables.
 
-A cell is one (model, size) with all its trials. A later run with the same settings goes on where an
-earlier one stopped.
+A cell is one (model, size), or one (data set, model, size), with all its trials. A later run with the same
+settings goes on where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class Results:
 
     Args:
         settings: what must be the same for a rerun to go on from the folder.
-        metrics: columns of a row beside `model`, `size` and `trial`.
+        metrics: columns of a row beside `keys` and `trial`.
         models: in the order in which tables show them.
+        keys: columns that name a cell.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Results:
         settings: dict[str, Any],
         metrics: Sequence[str],
         models: Sequence[str],
+        keys: Sequence[str] = ("model", "size"),
     ) -> None:
         self.folder = Path(folder)
         self.settings, self.metrics, self.models = settings, tuple(metrics), tuple(models)
+        self.keys = tuple(keys)
         self.rows: list[dict[str, Any]] = []
         self.cells: list[dict[str, Any]] = []
         if self.path.exists():
@@ -53,21 +56,23 @@ class Results:
             before, self.rows, self.cells = content["settings"], content["rows"], content["cells"]
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
             raise ValueError(f"{self.path} is not a result of this program; choose another --out") from None
-        for name, value in self.settings.items():
-            if before.get(name) != value:
-                raise ValueError(
-                    f"{self.path} was made with {name} {before.get(name)!r}, not {value!r}; choose another "
-                    "--out, or go on with the same settings"
-                )
+        for name in {**before, **self.settings}:
+            old, new = before.get(name), self.settings.get(name)
+            if old != new:
+                difference = f"{self.path} was made with {name} {old!r}, not {new!r}"
+                raise ValueError(f"{difference}; choose another --out, or go on with the same settings")
 
     @property
-    def done(self) -> set[tuple[str, int]]:
-        return {(cell["model"], cell["size"]) for cell in self.cells}
+    def done(self) -> set[tuple[Any, ...]]:
+        return {self._key(cell) for cell in self.cells}
+
+    def _key(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[key] for key in self.keys)
 
     def add(self, rows: Sequence[dict[str, Any]], **about: Any) -> None:
         """Keep a finished cell, on disk before anything else happens; `about` goes to `cells`."""
         self.rows += rows
-        self.cells.append({"model": rows[0]["model"], "size": rows[0]["size"], **about})
+        self.cells.append({**{key: rows[0][key] for key in self.keys}, **about})
         self.write()
 
     def write(self) -> None:
@@ -76,15 +81,16 @@ class Results:
         with atomic_path(self.path) as temporary:
             temporary.write_text(json.dumps(content, indent=1))
         found = (column for row in self.rows for column in row)
-        columns = list(dict.fromkeys(["model", "size", "trial", *self.metrics, *found]))
+        columns = list(dict.fromkeys([*self.keys, "trial", *self.metrics, *found]))
         with atomic_path(self.folder / "results.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
 
-    def values(self, model: str, size: int, metric: str) -> np.ndarray:
-        """The metric of every trial of a cell, by trial; empty if the cell was not run."""
-        rows = [row for row in self.rows if (row["model"], row["size"]) == (model, size)]
+    def values(self, *cell_and_metric: Any) -> np.ndarray:
+        """`values(*key, metric)`: the metric of every trial of a cell, by trial; empty if it was not run."""
+        *key, metric = cell_and_metric
+        rows = [row for row in self.rows if self._key(row) == tuple(key)]
         return np.array([row[metric] for row in sorted(rows, key=lambda row: row["trial"])])
 
     @property

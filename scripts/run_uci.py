@@ -99,10 +99,12 @@ def main() -> None:
     with tqdm(total=sum(work.values()), bar_format=bar_format, disable=None) as bar:
         bar.update(sum(work[cell.key] for cell in cells) - sum(work[cell.key] for cell in missing))
         for result in run_cells(missing, workers):
-            results.add(result)
+            results.add_cell(result)
             bar.set_description(f"{len(results.done)}/{len(cells)} {' '.join(map(str, result.key))}")
             bar.update(work[result.key])
-    table = f"{results.table()}\n\nPaired by trial (mean ± standard error):\n\n{results.paired_table()}\n"
+    table = (
+        f"{results.cell_table()}\n\nPaired by trial (mean ± standard error):\n\n{results.paired_table()}\n"
+    )
     with atomic_path(arguments.out / "table.md") as temporary:
         temporary.write_text(table)
     figures = draw(results)

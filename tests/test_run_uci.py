@@ -150,7 +150,7 @@ def test_a_target_without_variation_is_an_error():
 def test_results_are_on_disk_after_every_cell_and_taken_up_again(tmp_path):
     settings = {"seed": 0}
     results = Results(tmp_path, settings)
-    results.add(run_cell(cell("dkl")))
+    results.add_cell(run_cell(cell("dkl")))
     again = Results(tmp_path, settings)
     assert again.done == {("toy", "dkl", 20)}
     assert again.rows == results.rows
@@ -170,7 +170,7 @@ def test_tables_show_means_deviations_and_paired_differences(tmp_path):
             {"dataset": "toy", "model": model, "size": 5, "trial": t, "rmse": v, "nll": 2 * v}
             for t, v in enumerate(values)
         ]
-    assert "| toy | 5 | dkl | 1.500 ± 0.707 | 3.000 ± 1.414 |" in results.table()
+    assert "| toy | 5 | dkl | 1.500 ± 0.707 | 3.000 ± 1.414 |" in results.cell_table()
     assert "| toy | 5 | dpkl - dkl | -0.200 ± 0.300 | 1/2 | -0.400 ± 0.600 | 1/2 |" in results.paired_table()
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
+from fewshot_dpkl.figures import save_figure
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.results import Results, deviation
 
@@ -23,12 +21,14 @@ LABELS = {"error": "test error, %", "nll": "test negative log likelihood"}
 
 def draw(results: Results) -> list[Path]:
     """Error and NLL against n, and DPKL's mean embeddings coloured by digit; PNG and SVG in the folder."""
-    paths = [path for metric in LABELS for path in _save(_curves(results, metric), results.folder / metric)]
+    paths = [
+        path for metric in LABELS for path in save_figure(_curves(results, metric), results.folder / metric)
+    ]
     found = [size for size in results.found_sizes if embedding_path(results.folder, size).exists()]
     if not found:
         return paths
     size = min(found, key=lambda n: abs(n - 100))
-    return paths + _save(_embedding(results.folder, size), results.folder / "embedding")
+    return paths + save_figure(_embedding(results.folder, size), results.folder / "embedding")
 
 
 def embedding_path(folder: Path, size: int) -> Path:
@@ -87,12 +87,3 @@ def _embedding(folder: Path, size: int) -> Figure:
         title=f"mean embeddings of {len(digit)} test digits (t-SNE), DPKL, n = {size}", xticks=[], yticks=[]
     )
     return figure
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    paths = [stem.with_suffix(f".{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=150)
-    plt.close(figure)
-    return paths

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.figures import save_figure
 from fewshot_dpkl.regression.sweep import Results
 
 COLOURS = {"gp": "tab:grey", "dkl": "tab:orange", "dpkl": "tab:blue"}
@@ -20,9 +17,11 @@ LABELS = {"rmse": "RMSE of the standardised target", "nll": "negative log likeli
 
 def draw(results: Results) -> list[Path]:
     """RMSE and NLL against n, and the mean embeddings coloured by target; PNG and SVG in the folder."""
-    paths = [path for metric in LABELS for path in _save(_curves(results, metric), results.folder / metric)]
+    paths = [
+        path for metric in LABELS for path in save_figure(_curves(results, metric), results.folder / metric)
+    ]
     embeddings = _embeddings(results)
-    return paths + (_save(embeddings, results.folder / "embeddings") if embeddings else [])
+    return paths + (save_figure(embeddings, results.folder / "embeddings") if embeddings else [])
 
 
 def _curves(results: Results, metric: str) -> Figure:
@@ -92,12 +91,3 @@ def _embeddings(results: Results) -> Figure | None:
             )
             figure.colorbar(points, ax=axis, label="target")
     return figure
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    paths = [stem.with_suffix(f".{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=150)
-    plt.close(figure)
-    return paths

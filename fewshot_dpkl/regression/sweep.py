@@ -6,11 +6,8 @@ written at once, and a later run with the same settings goes on from there.
 
 from __future__ import annotations
 
-import csv
-import json
 import multiprocessing
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewshot_dpkl import results
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.regression.estimators import DKLRegressor, DPKLRegressor, GPRegressor, _EmbeddingGP
 from fewshot_dpkl.regression.gp import gaussian_nll
 from fewshot_dpkl.regression.training import Trained, train
+from fewshot_dpkl.results import deviation
 
 REGRESSORS: dict[str, Callable[[], _EmbeddingGP]] = {
     "gp": GPRegressor,
@@ -185,74 +184,29 @@ def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
             raise
 
 
-class Results:
-    """`results.json` in a folder: settings, one row per trial, seconds per cell; always written whole."""
+class Results(results.Results):
+    """`results.json` and `results.csv` in a folder, and the embeddings that the figures show."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
-        self.folder = Path(folder)
-        self.settings = settings
-        self.rows: list[dict[str, Any]] = []
-        self.cells: list[dict[str, Any]] = []
-        if self.path.exists():
-            self._continue()
+        super().__init__(folder, settings, METRICS, MODELS, keys=("dataset", "model", "size"))
 
-    @property
-    def path(self) -> Path:
-        return self.folder / "results.json"
-
-    def _continue(self) -> None:
-        try:
-            content = json.loads(self.path.read_text())
-            before, self.rows, self.cells = content["settings"], content["rows"], content["cells"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(f"{self.path} is not a result of this program; choose another --out") from None
-        for name in {**before, **self.settings}:
-            old, new = before.get(name), self.settings.get(name)
-            if old != new:
-                difference = f"{self.path} was made with {name} {old!r}, not {new!r}"
-                raise ValueError(f"{difference}; choose another --out, or go on with the same settings")
-
-    @property
-    def done(self) -> set[tuple[str, str, int]]:
-        return {(cell["dataset"], cell["model"], cell["size"]) for cell in self.cells}
-
-    def add(self, result: CellResult) -> None:
+    def add_cell(self, result: CellResult) -> None:
         """Keep a finished cell, on disk before anything else happens."""
-        dataset, model, size = result.key
-        self.rows += result.rows
-        seconds = {"seconds": round(result.seconds, 3), "cpu_seconds": round(result.cpu_seconds, 3)}
-        self.cells.append({"dataset": dataset, "model": model, "size": size, **seconds})
         if result.embedding.shape[1] == 2:
-            with atomic_path(self.embedding_path(dataset, model, size)) as temporary:
+            with atomic_path(self.embedding_path(*result.key)) as temporary:
                 np.savez(temporary, embedding=result.embedding, target=result.target)
-        self.write()
+        seconds = {"seconds": round(result.seconds, 3), "cpu_seconds": round(result.cpu_seconds, 3)}
+        self.add(result.rows, **seconds)
 
     def embedding_path(self, dataset: str, model: str, size: int) -> Path:
         return self.folder / "embeddings" / f"{Path(dataset).name.replace(':', '-')}-{model}-{size}.npz"
-
-    def write(self) -> None:
-        versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-        content = {"settings": self.settings, "versions": versions, "cells": self.cells, "rows": self.rows}
-        with atomic_path(self.path) as temporary:
-            temporary.write_text(json.dumps(content, indent=1))
-        with atomic_path(self.folder / "results.csv") as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["dataset", "model", "size", "trial", *METRICS])
-            writer.writeheader()
-            writer.writerows(self.rows)
-
-    def values(self, dataset: str, model: str, size: int, metric: str) -> np.ndarray:
-        """The metric of every trial of a cell, by trial; empty if the cell was not run."""
-        rows = [
-            row for row in self.rows if (row["dataset"], row["model"], row["size"]) == (dataset, model, size)
-        ]
-        return np.array([row[metric] for row in sorted(rows, key=lambda row: row["trial"])])
 
     def names(self, column: str) -> list[Any]:
         """The data sets, models or sizes that have results, in a fixed order."""
         found = {row[column] for row in self.rows}
         return [model for model in MODELS if model in found] if column == "model" else sorted(found)
 
-    def table(self) -> str:
+    def cell_table(self) -> str:
         """Every cell: mean ± one standard deviation over trials, as a Markdown table."""
         lines = ["| data set | n | model | RMSE | NLL |", "|---|---|---|---|---|"]
         for dataset in self.names("dataset"):
@@ -260,7 +214,7 @@ class Results:
                 for model in self.names("model"):
                     cells = [self.values(dataset, model, size, metric) for metric in METRICS]
                     if len(cells[0]):
-                        figures = " | ".join(f"{c.mean():.3f} ± {_deviation(c):.3f}" for c in cells)
+                        figures = " | ".join(f"{c.mean():.3f} ± {deviation(c):.3f}" for c in cells)
                         lines.append(f"| {dataset} | {size} | {model} | {figures} |")
         return "\n".join(lines)
 
@@ -275,12 +229,8 @@ class Results:
                     for metric in METRICS:
                         a, b = (self.values(dataset, model, size, metric) for model in (first, second))
                         if len(a) and len(a) == len(b):
-                            error = _deviation(a - b) / len(a) ** 0.5
+                            error = deviation(a - b) / len(a) ** 0.5
                             figures.append(f"{(a - b).mean():+.3f} ± {error:.3f} | {(a < b).sum()}/{len(a)}")
                     if figures:
                         lines.append(f"| {dataset} | {size} | {first} - {second} | {' | '.join(figures)} |")
         return "\n".join(lines)
-
-
-def _deviation(values: np.ndarray) -> float:
-    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
