@@ -1,0 +1,183 @@
+"""What makes DPKL accurate and its probabilities trustworthy on frozen features.
+
+    python benchmarks/study_calibration.py --features val.npz --base base.npz
+
+Prints the table of docs/calibration.md. Runs on episodes of *validation* classes, all variants on the same
+ones; never give it novel classes. The first line is what the differences are paired with. `--base` (features
+of base classes) adds the variants that learn a preparation of the features there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fewshot_dpkl import DPKL, DPKLHead, EpisodeSampler, FeatureSet, Head, HeadResult, evaluate, make_head
+from fewshot_dpkl.calibration import fit_lengthscale
+from fewshot_dpkl.evaluation import paired_difference
+from fewshot_dpkl.heads.base import State, one_hot, unit
+from fewshot_dpkl.heads.calibrated import class_means, squared_distances_to_means
+from fewshot_dpkl.heads.draws import Draws
+from fewshot_dpkl.heads.span import support_span
+
+
+class IdentityLayers(Head):
+    """Gaussian classes seen through m linear layers x + xW_l that start near the identity, W_l in the span.
+
+    `trained` steps of gradient descent on the leave-one-out likelihood of the support set move the layers.
+    """
+
+    name = "identity layers"
+
+    def __init__(self, precision: float, noise: float, layers: int = 10, trained: int = 0) -> None:
+        self.precision, self.noise, self.layers, self.trained = precision, noise, layers, trained
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        span = support_span(unit(support))
+        points, r = span.coordinates, span.coordinates.shape[-1]
+        drawn = torch.stack([Draws(seed).normal(self.layers, r, r) for seed in seeds])
+        layers = torch.eye(r) + drawn * (self.noise * r**-0.5)  # E m r r
+        for _ in range(self.trained):
+            layers = self._step(layers, points, labels)
+        assert span.basis is not None
+        return {"basis": span.basis, "layers": layers, "means": class_means(points, labels)}
+
+    @torch.enable_grad()
+    def _step(self, layers: Tensor, points: Tensor, labels: Tensor) -> Tensor:
+        layers = layers.detach().requires_grad_()
+        seen = (points[:, None] @ layers).flatten(0, 1)  # Em n r
+        repeated = labels.repeat_interleave(self.layers, 0)
+        distances, _ = squared_distances_to_means(seen, repeated)
+        log_p = (-self.precision / 2 * distances).log_softmax(-1)
+        loss = -(log_p * one_hot(repeated, log_p.dtype)).sum()
+        return (layers - 0.001 * torch.autograd.grad(loss, layers)[0]).detach()
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        inside = unit(query) @ state["basis"].transpose(-1, -2)  # E q r
+        z, theta = (
+            inside[:, None] @ state["layers"],
+            state["means"][:, None] @ state["layers"],
+        )  # E m q r, E m C r
+        distances = torch.cdist(z, theta).square()
+        return (-self.precision / 2 * distances).logsumexp(1).log_softmax(-1)
+
+
+class Bootstrap(Head):
+    """Gaussian classes whose P particles are Bayesian-bootstrap means of the class."""
+
+    name = "bootstrap"
+
+    def __init__(self, precision: float, particles: int = 10) -> None:
+        self.precision, self.particles = precision, particles
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        members = one_hot(labels, support.dtype)  # E n C
+        drawn = torch.stack([Draws(seed).uniform(self.particles, labels.shape[1]) for seed in seeds])
+        weights = -drawn.clamp_min(1e-9).log()[:, :, None] * members.transpose(-1, -2)[:, None]  # E P C n
+        return {"means": weights / weights.sum(-1, keepdim=True) @ unit(support)[:, None]}
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        means = state["means"]  # E P C D
+        scores = torch.einsum("eqd,epcd->epqc", unit(query), means) - means.square().sum(-1)[:, :, None] / 2
+        return (scores * self.precision).log_softmax(-1).logsumexp(1) - math.log(self.particles)
+
+
+def variants(fitted: dict[str, float], shot: int) -> dict[str, Callable[[], Head]]:
+    """Name to head; `fitted` is the lengthscale of the features."""
+    precision = 1 / (fitted["spread"] + fitted["shot_noise"] / shot)
+
+    def calibrated(**changed: float) -> Callable[[], Head]:
+        return lambda: DPKL("calibrated", **{**fitted, **changed})
+
+    def paper(**changed: object) -> Callable[[], Head]:
+        return lambda: DPKLHead(**{"kernel": "exact", **changed})  # type: ignore[arg-type]
+
+    return {
+        "calibrated": calibrated(),
+        "class means alone, no SVGD": calibrated(particles=1, diversity=0.0, learning_rate=1e-9, steps=1),
+        "30 particles of class weights": calibrated(particles=30),
+        "3 times the diversity": calibrated(diversity=3.0),
+        "150 steps": calibrated(steps=150),
+        "prior a third": calibrated(prior=1 / 3),
+        "prior 3 times": calibrated(prior=3.0),
+        "lengthscale by leave-one-out on the support set": lambda: DPKL("calibrated"),
+        "class means of unit length": lambda: make_head("centroid", scale=precision * 0.7),
+        "particles from the Bayesian bootstrap": lambda: Bootstrap(precision),
+        "10 layers near the identity (0.1)": lambda: IdentityLayers(precision, 0.1),
+        "10 layers near the identity (0.3)": lambda: IdentityLayers(precision, 0.3),
+        "1 layer from the identity, trained by leave-one-out": lambda: IdentityLayers(precision, 0.0, 1, 20),
+        "10 layers (0.1), trained by leave-one-out": lambda: IdentityLayers(precision, 0.1, 10, 20),
+        "logistic regression": lambda: make_head("logreg"),
+        "paper, closed form": paper(),
+        "paper, 1/ℓ² = 10": paper(lengthscale=10**-0.5),
+        "paper, 1 particle of layers": paper(embeddings=1),
+        "paper, 20 particles of layers": paper(embeddings=20),
+        "paper, whole support set per step": paper(batch_size=25),
+        "paper, 30 epochs": paper(epochs=30),
+        "paper, momentum at 0.1": paper(optimizer="momentum", learning_rate=0.1),
+        "paper, Liu and Wang's bandwidth": paper(bandwidth="liu-wang"),
+    }
+
+
+def prepared(features: FeatureSet, base: FeatureSet) -> dict[str, FeatureSet]:
+    """The features after preparations learnt on base classes."""
+    table, centre = (np.asarray(f.features, np.float32) for f in (features, base))
+
+    def of(rows: np.ndarray) -> FeatureSet:
+        return FeatureSet(rows, features.labels, features.class_names, features.card)
+
+    length = np.linalg.norm(table, axis=1, keepdims=True)
+    unit_centre = (centre / np.linalg.norm(centre, axis=1, keepdims=True)).mean(0)
+    return {
+        "calibrated, centred on the base classes": of(table / length - unit_centre),
+        "calibrated, square roots of the features": of(np.sqrt(table.clip(0))),
+    }
+
+
+def line(name: str, result: HeadResult, first: HeadResult) -> str:
+    accuracy, interval = paired_difference(result, first)
+    nll, nll_interval = paired_difference(result, first, "nll")
+    return (
+        f"| {name} | {100 * result.accuracy.mean():.2f} | {100 * accuracy:+.2f} ± {100 * interval:.2f} "
+        f"| {result.nll.mean():.3f} | {nll:+.3f} ± {nll_interval:.3f} | {result.ece:.3f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--features", type=Path, required=True, help="features of validation classes")
+    parser.add_argument("--base", type=Path, help="features of base classes")
+    parser.add_argument("--shot", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1, help="not that of the results (default: %(default)s)")
+    arguments = parser.parse_args()
+    features = FeatureSet.load(arguments.features)
+
+    def run(head: Head, on: FeatureSet) -> HeadResult:
+        sampler = EpisodeSampler(on, shot=arguments.shot, seed=arguments.seed)
+        return evaluate({"head": head}, on, sampler, arguments.episodes)["head"]
+
+    fitted = fit_lengthscale(features)
+    heads = variants(fitted, arguments.shot)
+    print(f"spread {fitted['spread']:.4f} shot_noise {fitted['shot_noise']:.4f}")
+    print("| variant | accuracy | difference | NLL | difference | ECE |\n|---|---|---|---|---|---|")
+    first = run(heads["calibrated"](), features)
+    for name, make in tqdm(heads.items(), disable=None):
+        print(line(name, run(make(), features), first), flush=True)
+    for name, changed in (
+        prepared(features, FeatureSet.load(arguments.base)).items() if arguments.base else ()
+    ):
+        print(line(name, run(DPKL("calibrated", **fit_lengthscale(changed)), changed), first), flush=True)
+
+
+if __name__ == "__main__":
+    main()
