@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import multiprocessing
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -41,7 +43,10 @@ import matplotlib.pyplot as plt
 OURS: dict[str, Callable[[], Head]] = {
     "dpkl": DPKLHead,
     "dpkl, exact kernel": partial(DPKLHead, kernel="exact"),
-    **{name: partial(make_head, name) for name in ("dblr", "blr", "cosine", "logreg", "centroid", "nn")},
+    **{
+        name: partial(make_head, name)
+        for name in ("dpkl-calibrated", "dblr", "blr", "cosine", "logreg", "centroid", "nn")
+    },
 }
 RIVAL_OF = {  # reference loop or library: which of our heads it is compared with
     "reference dpkl": "dpkl",
@@ -83,14 +88,42 @@ def rivals(seed_of_frequencies: int = 0) -> dict[str, Callable[..., np.ndarray |
     }
 
 
+class PeakMemory:
+    """Megabytes of this process and its workers at their highest, shared pages counted once (Linux)."""
+
+    def __enter__(self) -> PeakMemory:
+        self.megabytes, self.done = 0.0, threading.Event()
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.done.wait(0.1):
+            processes = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+            self.megabytes = max(self.megabytes, sum(map(_proportional_megabytes, processes)))
+
+
+def _proportional_megabytes(process: int | None) -> float:
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    except OSError:  # not Linux, or gone
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("Pss:")), 0.0)
+
+
 def time_ours(name: str, features: FeatureSet, episodes: int, **sizes: int) -> dict[str, Any]:
     """Seconds an episode and accuracy of one of our heads, through `evaluate`."""
-    result = evaluate({name: OURS[name]()}, features, EpisodeSampler(features, **sizes), episodes)[name]
+    with PeakMemory() as memory:
+        result = evaluate({name: OURS[name]()}, features, EpisodeSampler(features, **sizes), episodes)[name]
     return {
         "seconds": result.seconds / episodes,
         "accuracy": float(result.accuracy.mean()),
         "episodes": episodes,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_memory_mb": memory.megabytes,
     }
 
 
@@ -163,7 +196,7 @@ def report(document: dict[str, Any]) -> str:
         lines.append(line)
     memory = max(row.get("peak_memory_mb", 0) for row in rows.values())
     roof = document["roofline"]
-    lines.append(f"peak memory of the process after our heads: {memory:.0f} MB")
+    lines.append(f"peak memory of our heads, workers included: {memory:.0f} MB")
     lines.append(
         f"one core: matrix products {roof['peak_gflops']:.0f} GFLOP/s, DPKL {roof['dpkl_gflops']:.1f} "
         f"GFLOP/s "

@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
     parser.add_argument(
         "--stages",
-        default="48:16:0.35,64:16:0.65",
+        default="48:16:0.3,64:16:0.3,84:16:0.4",
         help="picture size : batch size : share of the epochs, from first to last (default: %(default)s)",
     )
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
