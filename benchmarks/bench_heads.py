@@ -32,7 +32,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import reference
-from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate, make_head
+from fewshot_dpkl import HEADS, DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate, make_head
 from fewshot_dpkl.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.kernels import random_frequencies
@@ -43,10 +43,7 @@ import matplotlib.pyplot as plt
 OURS: dict[str, Callable[[], Head]] = {
     "dpkl": DPKLHead,
     "dpkl, exact kernel": partial(DPKLHead, kernel="exact"),
-    **{
-        name: partial(make_head, name)
-        for name in ("dpkl-calibrated", "dblr", "blr", "cosine", "logreg", "centroid", "nn")
-    },
+    **{name: partial(make_head, name) for name in HEADS if name not in ("dpkl", "bnn")},
 }
 RIVAL_OF = {  # reference loop or library: which of our heads it is compared with
     "reference dpkl": "dpkl",
