@@ -258,6 +258,7 @@ def train(
     validate: Validate | None = None,
     resume: bool = False,
     device: torch.device | None = None,
+    class_weights: Tensor | None = None,
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train, keep the best epoch's averaged weights in `out`, and return that file's card.
@@ -269,6 +270,7 @@ def train(
         validate: accuracies of a backbone by name; the first one chooses the epoch. Without it the
             last epoch is kept.
         resume: continue from the checkpoint beside `out`, if there is one.
+        class_weights: `[C, channels, S, S]` for the head to start from.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     _check(images, labels, recipe, world)
@@ -282,6 +284,14 @@ def train(
         "processes": world,
     }
     run = Training(backbone, classes, recipe, device or torch.device("cpu"))
+    if class_weights is not None:
+        head = run.model.head
+        if class_weights.shape != head.weight.shape:
+            raise ValueError(
+                f"the class weights to start from are {list(class_weights.shape)}, this data set needs "
+                f"{list(head.weight.shape)}; start from the weights file of the backbone, not its checkpoint"
+            )
+        head.weight.data.copy_(class_weights)
     checkpoint = out.with_suffix(".checkpoint.safetensors")
     if resume and checkpoint.exists():
         run.load(checkpoint, card)

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from _cli import add_device_arguments, run, use_device
 from _validation import lengthscale_of, make_validate, write_lengthscale
-from torch import nn
+from torch import Tensor, nn
 
 from backbones import load_backbone
+from backbones.files import load_tensors
 from backbones.models import ARCHITECTURES, build, centre_crop
 from backbones.train import Recipe, Stage, train
 from data import load_pixels, open_split
@@ -37,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="baseline++", choices=["baseline++"])
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
-    parser.add_argument("--start", help="name or file of a trained backbone to go on from")
+    parser.add_argument("--start", help="backbone to go on from; of a checkpoint also the class weights")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
     parser.add_argument(
         "--stages",
@@ -100,17 +101,19 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
     )
 
 
-def starting_point(arguments: argparse.Namespace) -> nn.Module:
-    """A new backbone, or that of `--start`."""
+def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, Tensor | None]:
+    """A new backbone, or that of `--start`, with the class weights that a checkpoint of training holds."""
     if arguments.start is None:
-        return build(arguments.backbone, seed=arguments.seed)
+        return build(arguments.backbone, seed=arguments.seed), None
     started = load_backbone(arguments.start)
     if started.card["backbone"] != arguments.backbone:
         raise ValueError(
             f"--start {arguments.start} is a {started.card['backbone']}, this run trains a "
             f"{arguments.backbone}; name a file of that kind, or give --backbone {started.card['backbone']}"
         )
-    return started.module.requires_grad_(True).train()
+    path = Path(arguments.start)
+    class_weights = load_tensors(path)[0].get("model.head.weight") if path.is_file() else None
+    return started.module.requires_grad_(True).train(), class_weights
 
 
 def main() -> None:
@@ -144,8 +147,9 @@ def main() -> None:
         "command": shlex.join(["python", "scripts/train_backbone.py", *sys.argv[1:]]),
         "torch": torch.__version__,
     }
+    backbone, class_weights = starting_point(arguments)
     card = train(
-        starting_point(arguments),
+        backbone,
         load_pixels(base, 84 if base.dataset == "mini-imagenet" else 96),
         base.labels,
         recipe,
@@ -154,6 +158,7 @@ def main() -> None:
         validate,
         resume=arguments.resume,
         device=device,
+        class_weights=class_weights,
         log=lambda line: print(line, flush=True),
     )
     if card:

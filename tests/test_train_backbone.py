@@ -239,6 +239,10 @@ def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys
     before, after = load_tensors(first)[0], load_tensors(second)
     assert all(after[0][name].equal(before[name]) for name in before if name.endswith("conv.weight"))
     assert after[1]["start"] == str(first)
+    checkpoint = first.with_suffix(".checkpoint.safetensors")
+    script("train_backbone", *options(shapes, second, 1), *still[:-1], checkpoint)
+    heads = (load_tensors(file.with_suffix(".checkpoint.safetensors"))[0] for file in (first, second))
+    assert next(heads)["model.head.weight"].equal(next(heads)["model.head.weight"])
     assert set(after[1]["lengthscale"]) == {"spread", "shot_noise"}
     script("fit_lengthscale", "--backbone", first, "--dataset", f"folder:{shapes}", "--threads", 1)
     assert "wrote it into the card" in capsys.readouterr().out
