@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test test-slow lint bench clean
 
 demo: $(INSTALLED)  ## evaluate DPKL on the features shipped with the repository
-	$(BIN)/python scripts/eval_episodes.py --head nn --head dpkl --episodes 300
+	$(BIN)/python scripts/eval_episodes.py --head nn --head dpkl
 
 test: $(INSTALLED) lint  ## the whole test suite, a few minutes on two cores
 	$(BIN)/python -m pytest
