@@ -44,12 +44,13 @@ def on_every_core(
 def _in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
+    others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(function,))
     try:
         yield from pool.map(_work, items)
     except BaseException:  # an error or Ctrl-C: do not wait for work that will not be used
-        for process in multiprocessing.active_children():
+        for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         raise
     finally:
@@ -60,18 +61,23 @@ _function: Callable[[Any], Any]  # of this worker; inherited by the fork, so it 
 
 
 def _start_worker(function: Callable[[Any], Any]) -> None:
-    """Leave Ctrl-C to the parent, and end with it: a killed run leaves no worker behind."""
+    """Leave Ctrl-C to the parent."""
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def end_with_parent() -> None:
+    """End this worker when its parent does: a killed run leaves no worker behind."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _work(item: Any) -> Any:

@@ -12,6 +12,7 @@ from fewshot_dpkl.heads.base import Head, State, one_hot, unit
 from fewshot_dpkl.heads.draws import Draws
 from fewshot_dpkl.heads.particle import FreeClassWeights, Particles, predict, predict_by_particle, train
 from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.kernels import squared_distances
 from fewshot_dpkl.particles import Bandwidth
 
 
@@ -114,8 +115,7 @@ def squared_distances_to_means(points: Tensor, labels: Tensor) -> tuple[Tensor, 
     """
     members = one_hot(labels, points.dtype)
     means, counts = class_means(points, labels), members.sum(1)  # E C d, E C
-    norms = points.square().sum(-1)[..., None] + means.square().sum(-1)[:, None]
-    distances = (norms - 2 * points @ means.transpose(-1, -2)).clamp_min(0)  # E n C
+    distances = squared_distances(points, means)  # E n C
     # x - mean of the others = count / (count - 1) · (x - mean)
     apart = (counts / (counts - 1).clamp_min(1)).square()[:, None]
     counted = (members * (counts > 1).to(members)[:, None]).sum(-1) > 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from fewshot_dpkl import results
 from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.parallel import end_with_parent
 from fewshot_dpkl.regression.estimators import DKLRegressor, DPKLRegressor, GPRegressor, _EmbeddingGP
 from fewshot_dpkl.regression.gp import gaussian_nll
 from fewshot_dpkl.regression.training import Trained, train
@@ -150,16 +150,8 @@ def run_cell(cell: Cell) -> CellResult:
 
 
 def _start_worker() -> None:
-    """One thread, and an end with the parent: a killed run leaves no worker behind."""
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    end_with_parent()
 
 
 def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
