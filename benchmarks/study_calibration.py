@@ -23,8 +23,14 @@ from fewshot_dpkl import DPKL, DPKLHead, EpisodeSampler, FeatureSet, Head, HeadR
 from fewshot_dpkl.calibration import fit_lengthscale
 from fewshot_dpkl.evaluation import paired_difference
 from fewshot_dpkl.heads.base import State, one_hot, unit
-from fewshot_dpkl.heads.calibrated import class_means, squared_distances_to_means
+from fewshot_dpkl.heads.calibrated import (
+    TYPICAL,
+    CalibratedDPKLHead,
+    class_means,
+    squared_distances_to_means,
+)
 from fewshot_dpkl.heads.draws import Draws
+from fewshot_dpkl.heads.particle import FreeClassWeights, Particles, train
 from fewshot_dpkl.heads.span import support_span
 
 
@@ -89,6 +95,47 @@ class Bootstrap(Head):
         return (scores * self.precision).log_softmax(-1).logsumexp(1) - math.log(self.particles)
 
 
+class LearntInTheLoop(CalibratedDPKLHead):
+    """ℓ ascends the marginal likelihood of the support labels, two steps of SVGD and one of ℓ in turn.
+
+    The marginal likelihood is that of the particles' mean, Π_i mean_p ρ_i^p, with the prior of
+    `leave_one_out_precision`. A point has a part in the class weights that judge it, so ℓ comes out short.
+    """
+
+    name = "learnt in the loop"
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        span = support_span(unit(support))
+        points = span.coordinates
+        n, shot = points.shape[1], points.shape[1] / (int(labels.max()) + 1)
+        means = class_means(points, labels)[:, None]  # E 1 C r
+        log_precision = torch.full((len(points),), math.log(TYPICAL))
+        noise = torch.stack([Draws(seed).normal(self.particles, *means.shape[2:]) for seed in seeds])
+        theta = means + noise * (self.diversity * (TYPICAL * points.shape[-1]) ** -0.5)  # E P C r
+        for _ in range(self.steps // 2):
+            scale = (log_precision / 2).exp()[:, None, None]
+            theta = train(
+                points * scale, labels, Particles(None, theta * scale[..., None]), FreeClassWeights(),
+                torch.arange(n).expand(len(points), 2, -1), batch_size=n,
+                learning_rate=self.learning_rate / shot, prior=self.prior * shot / 2,
+                prior_mean=means * scale[..., None], check_every=2, optimizer="sgd",
+            ).theta / scale[..., None]  # fmt: skip
+            log_precision = self._ascend(log_precision, points, labels, theta)
+        class_weights = (span.to_features(theta.flatten(1, 2).mT)).mT.unflatten(1, theta.shape[1:3])
+        scale = (log_precision / 2).exp()[:, None, None]
+        return {"class_weights": class_weights * scale[..., None], "scale": scale}
+
+    @torch.enable_grad()
+    def _ascend(self, log_precision: Tensor, points: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
+        log_precision = log_precision.requires_grad_()
+        scores = torch.einsum("enr,epcr->enpc", points, theta) - theta.square().sum(-1)[:, None] / 2
+        log_rho = (scores * log_precision.exp()[:, None, None, None]).log_softmax(-1)
+        own = log_rho.gather(-1, labels[:, :, None, None].expand(-1, -1, self.particles, 1))  # E n P 1
+        prior = -0.5 * ((log_precision - math.log(TYPICAL)) / 0.5).square()
+        evidence = own.logsumexp(2).sum((1, 2)) + prior  # E, up to a constant
+        return (log_precision + 0.05 * torch.autograd.grad(evidence.sum(), log_precision)[0]).detach()
+
+
 def variants(fitted: dict[str, float], shot: int) -> dict[str, Callable[[], Head]]:
     """Name to head; `fitted` is the lengthscale of the features."""
     precision = 1 / (fitted["spread"] + fitted["shot_noise"] / shot)
@@ -108,6 +155,7 @@ def variants(fitted: dict[str, float], shot: int) -> dict[str, Callable[[], Head
         "prior a third": calibrated(prior=1 / 3),
         "prior 3 times": calibrated(prior=3.0),
         "lengthscale by leave-one-out on the support set": lambda: DPKL("calibrated"),
+        "lengthscale by marginal likelihood in the particle loop": LearntInTheLoop,
         "class means of unit length": lambda: make_head("centroid", scale=precision * 0.7),
         "particles from the Bayesian bootstrap": lambda: Bootstrap(precision),
         "10 layers near the identity (0.1)": lambda: IdentityLayers(precision, 0.1),
