@@ -1,4 +1,4 @@
-"""Batch normalisation, 2×2 max-pooling and ReLU as one training step on the CPU."""
+"""Batch normalisation, 2×2 max-pooling and (where there is one) ReLU as one training step on the CPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def batch_moments(z: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (squares - mean * mean).clamp_min_(0.0)
 
 
-class _NormPoolReLU(torch.autograd.Function):
-    """relu(pool(γ (z - mean) / std + β)) for γ ≥ 0, with the moments of the unpooled `z`.
+class _NormPool(torch.autograd.Function):
+    """pool(γ (z - mean) / std + β) for γ ≥ 0, with the moments of the unpooled `z`; then ReLU, if asked.
 
     A positive scale lets the maximum come first, so normalisation and ReLU touch a quarter of the
     values; backward adds the two dense terms of batch normalisation in one pass over `z`.
@@ -32,22 +32,25 @@ class _NormPoolReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, gamma: Tensor, beta: Tensor, eps: float
+        ctx: Any, z: Tensor, gamma: Tensor, beta: Tensor, eps: float, relu: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         mean, var = batch_moments(z)
         std_inverse = (var + eps).rsqrt()
         pooled, winners = F.max_pool2d(z, 2, return_indices=True)  # B C H/2 W/2
         scale = gamma * std_inverse
-        out = (pooled * _per_channel(scale)).add_(_per_channel(beta - mean * scale)).relu_()
+        out = (pooled * _per_channel(scale)).add_(_per_channel(beta - mean * scale))
+        if relu:
+            out.relu_()
+        ctx.relu = relu
         ctx.save_for_backward(z, winners, pooled, out, gamma, mean, std_inverse)
         ctx.mark_non_differentiable(mean, var)
         return out, mean, var
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         z, winners, pooled, out, gamma, mean, std_inverse = ctx.saved_tensors
         count = z.numel() // z.shape[1]
-        grad = torch.where(out > 0, grads[0], 0.0)  # B C H/2 W/2
+        grad = torch.where(out > 0, grads[0], 0.0) if ctx.relu else grads[0]  # B C H/2 W/2
         grad_beta = grad.sum((0, 2, 3))
         grad_gamma = ((grad * pooled).sum((0, 2, 3)) - mean * grad_beta) * std_inverse
         scale = gamma * std_inverse
@@ -58,16 +61,18 @@ class _NormPoolReLU(torch.autograd.Function):
             grad * _per_channel(scale), z, [2, 2], [2, 2], [0, 0], [1, 1], False, winners
         )
         grad_z.addcmul_(z, _per_channel(slope)).add_(_per_channel(offset))
-        return grad_z, grad_gamma, grad_beta, None
+        return grad_z, grad_gamma, grad_beta, None, None
 
 
-def norm_pool_relu(z: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`relu(max_pool2d(batch_norm(z), 2))` in training mode, for γ ≥ 0, with its batch moments.
+def norm_pool(
+    z: Tensor, gamma: Tensor, beta: Tensor, eps: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`max_pool2d(batch_norm(z), 2)` in training mode, for γ ≥ 0, then ReLU if asked, with the batch moments.
 
     Arguments: `z` `[B, C, H, W]` channels-last, `gamma` and `beta` `[C]`.
     Returns: the output `[B, C, H // 2, W // 2]`, the mean `[C]` and the biased variance `[C]` of `z`.
     """
-    return _NormPoolReLU.apply(z, gamma, beta, eps)
+    return _NormPool.apply(z, gamma, beta, eps, relu)
 
 
 def _per_channel(values: Tensor) -> Tensor:

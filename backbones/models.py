@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from backbones.conv import conv4, conv6
+from backbones.conv import conv4, conv4_signed, conv6
 from backbones.resnet import resnet10, resnet12, resnet18
 
 ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
     "conv4": conv4,
+    "conv4-signed": conv4_signed,
     "conv6": conv6,
     "resnet10": resnet10,
     "resnet12": resnet12,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from backbones.augment import augment
+from backbones.augment import augment, normalise
 from backbones.files import load_tensors, save_tensors
 from backbones.head import CosineClassifier
 
@@ -35,11 +35,15 @@ Validate = Callable[[nn.Module], dict[str, float]]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training: `epochs` passes over the data with pictures of `size` × `size` pixels."""
+    """A part of the training: `epochs` passes over the data with pictures of `size` × `size` pixels.
+
+    The first `frozen` blocks of the backbone, which see the most pixels and settle first, learn no more.
+    """
 
     epochs: int
     size: int
     batch_size: int
+    frozen: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,10 @@ class Recipe:
         if self.optimizer not in ("adamw", "sgd"):
             raise ValueError(f"optimizer is {self.optimizer!r}; choose adamw or sgd")
         for stage in self.stages:
-            if stage.size < 16 or stage.batch_size < 2 or stage.epochs < 0:
+            if stage.size < 16 or stage.batch_size < 2 or stage.epochs < 0 or stage.frozen < 0:
                 raise ValueError(
-                    f"{stage}: pictures need 16 pixels, batches 2 pictures, epochs cannot be negative"
+                    f"{stage}: pictures need 16 pixels, batches 2 pictures, epochs and frozen blocks cannot "
+                    "be negative"
                 )
 
     @property
@@ -174,6 +179,24 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
 
 
+@torch.no_grad()
+def class_means(backbone: nn.Module, images: np.ndarray, labels: np.ndarray, per_class: int = 100) -> Tensor:
+    """Class weights `[C, channels, h, w]` for a trained backbone: the mean unit feature map of each class.
+
+    `images` uint8 `[N, H, H, 3]`, of which at most `per_class` of every class are looked at.
+    """
+    backbone.eval()
+    means = []
+    for c in range(int(labels.max()) + 1):
+        rows = np.flatnonzero(labels == c)
+        rows = rows[:: -(-len(rows) // per_class)]
+        maps = backbone.feature_map(normalise(torch.from_numpy(images[rows])))  # type: ignore[operator]
+        means.append(F.normalize(maps.flatten(1), dim=1).view_as(maps).mean(0))
+    weights = torch.stack(means)
+    # as long as the random ones of a new head, so that a step of the optimiser turns them as far
+    return F.normalize(weights.flatten(1), dim=1).view_as(weights) * weights[0].numel() ** 0.5
+
+
 def keep_memory() -> None:
     """Ask the C library (glibc) to keep freed buffers up to 32 MB instead of returning them to the system.
 
@@ -185,6 +208,25 @@ def keep_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3  # names in malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
         mallopt(mmap_threshold, 32 << 20)
         mallopt(trim_threshold, 2**31 - 1)
+
+
+def freeze(backbone: nn.Module, average: nn.Module, count: int) -> None:
+    """The first `count` blocks (and what comes before them) keep their averaged weights, the others learn."""
+    blocks, averaged = _blocks(backbone), _blocks(average)
+    first = len(blocks) - len(list(backbone.blocks))  # type: ignore[arg-type]
+    if count >= len(blocks) - first:
+        raise ValueError(f"{count} frozen blocks leave none of the backbone to learn; freeze fewer")
+    for index, (block, kept) in enumerate(zip(blocks, averaged, strict=True)):
+        block.frozen = index < count + first if count else False  # type: ignore[assignment]
+        block.train(not block.frozen).requires_grad_(not block.frozen)
+        if block.frozen:
+            block.load_state_dict(kept.state_dict())
+
+
+def _blocks(backbone: nn.Module) -> list[nn.Module]:
+    """The stem, if there is one, and the blocks."""
+    stem = [backbone.stem] if hasattr(backbone, "stem") else []
+    return [*stem, *backbone.blocks]  # type: ignore[list-item, misc]
 
 
 def _generator(*parts: int) -> torch.Generator:
@@ -212,19 +254,15 @@ def batches(
 
 
 def train_epoch(
-    run: Training,
-    forward: nn.Module,
-    images: np.ndarray,
-    labels: np.ndarray,
-    bar: tqdm,
-    rank: int,
-    world: int,
+    run: Training, images: np.ndarray, labels: np.ndarray, bar: tqdm, rank: int, world: int
 ) -> dict[str, float]:
     """One pass over the data; mean loss and accuracy of this process's pictures."""
     recipe, epoch = run.recipe, run.epoch
     steps = len(labels) // recipe.stage_of(epoch).batch_size
     loss_sum = hits = seen = 0.0
-    forward.train()
+    run.model.train()
+    freeze(run.model.backbone, run.average, recipe.stage_of(epoch).frozen)
+    forward: nn.Module = DistributedDataParallel(run.model) if world > 1 else run.model
     for step, (pictures, targets) in enumerate(batches(images, labels, recipe, epoch, rank, world)):
         for group in run.optimizer.param_groups:
             group["lr"] = recipe.lr_at((epoch + step / steps) / recipe.epochs)
@@ -295,13 +333,12 @@ def train(
     checkpoint = out.with_suffix(".checkpoint.safetensors")
     if resume and checkpoint.exists():
         run.load(checkpoint, card)
-    forward: nn.Module = DistributedDataParallel(run.model) if world > 1 else run.model
     total, done = recipe.epochs * len(labels), run.epoch * len(labels)
     with tqdm(
         total=total, initial=done, unit="img", disable=None if rank == 0 else True, mininterval=2
     ) as bar:
         while run.epoch < recipe.epochs:
-            entry = {"epoch": run.epoch + 1, **train_epoch(run, forward, images, labels, bar, rank, world)}
+            entry = {"epoch": run.epoch + 1, **train_epoch(run, images, labels, bar, rank, world)}
             run.epoch += 1
             if rank == 0:
                 entry |= validate(run.average) if validate else {}

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from backbones import load_backbone
 from backbones.files import load_tensors
 from backbones.models import ARCHITECTURES, build, centre_crop
-from backbones.train import Recipe, Stage, train
+from backbones.train import Recipe, Stage, class_means, train
 from data import load_pixels, open_split
 
 
@@ -38,12 +39,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="baseline++", choices=["baseline++"])
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
-    parser.add_argument("--start", help="backbone to go on from; of a checkpoint also the class weights")
+    parser.add_argument(
+        "--start",
+        help="backbone to go on from; class weights start as in its checkpoint, or at the class means",
+    )
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
     parser.add_argument(
         "--stages",
         default="48:16:0.3,64:16:0.3,84:16:0.4",
-        help="picture size : batch size : share of the epochs, from first to last (default: %(default)s)",
+        help="picture size : batch size : share of the epochs, and perhaps : how many of the first blocks "
+        "learn no more, from first stage to last (default: %(default)s)",
     )
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
     parser.add_argument(
@@ -70,18 +75,22 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def stages_of(text: str, epochs: int) -> tuple[Stage, ...]:
-    """`48:16:0.2,64:16:0.8` and 10 epochs are 2 epochs of 48-pixel pictures and 8 of 64 pixels."""
+    """`48:16:0.2,64:16:0.8:1` and 10 epochs are 2 epochs of 48-pixel pictures and 8 of 64 pixels, in which
+    the first block is frozen."""
     try:
         parts = [part.split(":") for part in text.split(",")]
-        rows = [(int(size), int(batch), float(share)) for size, batch, share in parts]
-    except ValueError:
+        rows = [(int(size), int(batch), float(share), *map(int, rest)) for size, batch, share, *rest in parts]
+        lengths = np.diff(
+            np.round(epochs * np.cumsum([0, *(row[2] for row in rows)]) / sum(row[2] for row in rows))
+        )
+        return tuple(
+            Stage(int(length), size, batch, *frozen)
+            for length, (size, batch, _, *frozen) in zip(lengths, rows, strict=True)
+        )
+    except (ValueError, TypeError, ZeroDivisionError):
         raise ValueError(
             f"--stages is {text!r}; expected SIZE:BATCH:SHARE,… like 48:16:0.2,64:16:0.8"
         ) from None
-    total = sum(share for _, _, share in rows)
-    ends = [round(epochs * part / total) for part in np.cumsum([share for _, _, share in rows])]
-    lengths = np.diff([0, *ends])
-    return tuple(Stage(int(n), size, batch) for n, (size, batch, _) in zip(lengths, rows, strict=True))
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
@@ -101,19 +110,24 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
     )
 
 
-def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, Tensor | None]:
-    """A new backbone, or that of `--start`, with the class weights that a checkpoint of training holds."""
+def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, Any] | None, Tensor | None]:
+    """A new backbone, or that of `--start` with its history and the class weights that a checkpoint holds."""
+    backbone = build(arguments.backbone, seed=arguments.seed)
     if arguments.start is None:
-        return build(arguments.backbone, seed=arguments.seed), None
+        return backbone, None, None
     started = load_backbone(arguments.start)
-    if started.card["backbone"] != arguments.backbone:
+    weights = started.module.state_dict()
+    if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in backbone.state_dict().items()}:
         raise ValueError(
             f"--start {arguments.start} is a {started.card['backbone']}, this run trains a "
             f"{arguments.backbone}; name a file of that kind, or give --backbone {started.card['backbone']}"
         )
+    backbone.load_state_dict(weights)
+    kept = ("backbone", "dataset", "command", "recipe", "kept", "start")
+    history = {"name": arguments.start, **{key: started.card[key] for key in kept if key in started.card}}
     path = Path(arguments.start)
     class_weights = load_tensors(path)[0].get("model.head.weight") if path.is_file() else None
-    return started.module.requires_grad_(True).train(), class_weights
+    return backbone, history, class_weights
 
 
 def main() -> None:
@@ -136,6 +150,10 @@ def main() -> None:
     if shared:
         raise ValueError(f"class {shared[0]} is in base and in val; keep the classes of the splits apart")
     validate = make_validate(centre_crop(load_pixels(val, resize), crop), val.labels, arguments.val_per_class)
+    pixels = load_pixels(base, 84 if base.dataset == "mini-imagenet" else 96)
+    backbone, history, class_weights = starting_point(arguments)
+    if history and class_weights is None:
+        class_weights = class_means(backbone, centre_crop(pixels, crop), base.labels)
     card = {
         "backbone": arguments.backbone,
         "dataset": base.dataset,
@@ -143,14 +161,13 @@ def main() -> None:
         "method": arguments.method,
         "preprocessing": {"resize": resize, "crop": crop, "mirror": True},
         "seed": arguments.seed,
-        "start": arguments.start,
+        "start": history,
         "command": shlex.join(["python", "scripts/train_backbone.py", *sys.argv[1:]]),
         "torch": torch.__version__,
     }
-    backbone, class_weights = starting_point(arguments)
     card = train(
         backbone,
-        load_pixels(base, 84 if base.dataset == "mini-imagenet" else 96),
+        pixels,
         base.labels,
         recipe,
         arguments.out,

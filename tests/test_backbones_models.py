@@ -9,20 +9,21 @@ from torch import nn
 
 from backbones import ARCHITECTURES, build, conv_from_closer_look, fold_batch_norm
 from backbones.conv import ConvBlock
-from backbones.fused import batch_moments, norm_pool_relu
+from backbones.fused import batch_moments, norm_pool
 from backbones.head import CosineClassifier
 
 
 class TextbookBlock(nn.Module):
     """Convolution, batch normalisation, ReLU, max-pooling, in the order of the papers."""
 
-    def __init__(self, channels_in: int, channels_out: int, bias: bool = False) -> None:
+    def __init__(self, channels_in: int, channels_out: int, bias: bool = False, relu: bool = True) -> None:
         super().__init__()
+        self.activate = F.relu if relu else nn.Identity()
         self.C = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=bias)
         self.BN = nn.BatchNorm2d(channels_out)
 
     def forward(self, x):
-        return F.max_pool2d(F.relu(self.BN(self.C(x))), 2)
+        return F.max_pool2d(self.activate(self.BN(self.C(x))), 2)
 
 
 def randomise(norm: nn.BatchNorm2d) -> None:
@@ -35,9 +36,10 @@ def randomise(norm: nn.BatchNorm2d) -> None:
 
 @pytest.mark.parametrize("size", [16, 21])
 @pytest.mark.parametrize("training", [True, False])
-def test_block_equals_the_textbook_block(size, training):
+@pytest.mark.parametrize("relu", [True, False])
+def test_block_equals_the_textbook_block(size, training, relu):
     torch.manual_seed(0)
-    block, textbook = ConvBlock(5, 8), TextbookBlock(5, 8)
+    block, textbook = ConvBlock(5, 8, relu=relu), TextbookBlock(5, 8, relu=relu)
     randomise(block.norm)
     textbook.C.load_state_dict(block.conv.state_dict())
     textbook.BN.load_state_dict(block.norm.state_dict())
@@ -58,12 +60,13 @@ def test_block_equals_the_textbook_block(size, training):
         torch.testing.assert_close(block.norm.get_buffer(name), buffer, atol=1e-5, rtol=1e-4)
 
 
-def test_fused_step_has_the_right_gradient():
+@pytest.mark.parametrize("relu", [True, False])
+def test_fused_step_has_the_right_gradient(relu):
     torch.manual_seed(0)
     z = torch.randn(3, 2, 5, 4, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     gamma, beta = torch.rand(2, dtype=torch.float64) + 0.5, torch.randn(2, dtype=torch.float64)
     inputs = [tensor.requires_grad_() for tensor in (z, gamma, beta)]
-    assert torch.autograd.gradcheck(lambda *a: norm_pool_relu(*a, 1e-5)[0], inputs)
+    assert torch.autograd.gradcheck(lambda *a: norm_pool(*a, 1e-5, relu)[0], inputs)
 
 
 def test_moments_are_those_of_var_mean_even_far_from_zero():
@@ -76,12 +79,40 @@ def test_moments_are_those_of_var_mean_even_far_from_zero():
 
 @pytest.mark.parametrize(
     ("name", "features"),
-    [("conv4", 1600), ("conv6", 1600), ("resnet10", 512), ("resnet12", 640), ("resnet18", 512)],
+    [
+        ("conv4", 1600),
+        ("conv4-signed", 1600),
+        ("conv6", 1600),
+        ("resnet10", 512),
+        ("resnet12", 640),
+        ("resnet18", 512),
+    ],
 )
 def test_architectures_turn_84_pixels_into_features(name, features):
     model = build(name).eval()
     assert model(torch.zeros(2, 3, 84, 84)).shape == (2, features)
-    assert set(ARCHITECTURES) == {"conv4", "conv6", "resnet10", "resnet12", "resnet18"}
+    assert set(ARCHITECTURES) == {"conv4", "conv4-signed", "conv6", "resnet10", "resnet12", "resnet18"}
+
+
+def test_only_signed_features_are_negative():
+    torch.manual_seed(0)
+    plain, signed = build("conv4").eval(), build("conv4-signed").eval()
+    signed.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 48, 48)
+    assert signed(x).min() < 0
+    torch.testing.assert_close(signed(x).relu(), plain(x))
+
+
+def test_a_frozen_block_does_what_it_did():
+    torch.manual_seed(0)
+    block = ConvBlock(5, 8).eval()
+    randomise(block.norm)
+    x = torch.randn(6, 5, 21, 21, requires_grad=True)
+    expected = block(x)
+    block.frozen = True
+    out = block(x)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    assert not out.requires_grad
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))

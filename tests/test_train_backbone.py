@@ -17,14 +17,15 @@ import torch
 import torch.distributed as dist
 
 from backbones import Recipe, Stage, build, load_backbone, train
+from backbones.augment import normalise
 from backbones.files import load_tensors
-from backbones.train import batches
+from backbones.train import batches, class_means
 from data import spread_per_class
 from fewshot_dpkl import FeatureSet
 from tests.conftest import ROOT
 from tests.pictures import make_cub, make_folder, zipped
 
-TINY = Recipe(stages=(Stage(1, 16, 8), Stage(2, 32, 6)), lr=5e-3, average=0.8)
+TINY = Recipe(stages=(Stage(1, 16, 8), Stage(1, 32, 6), Stage(1, 32, 6, frozen=1)), lr=5e-3, average=0.8)
 CARD = {"backbone": "conv4", "dataset": "made up", "preprocessing": {"resize": 32, "crop": 32}}
 
 
@@ -46,6 +47,35 @@ def test_training_learns_to_tell_colours_apart(tmp_path):
     card = run(tmp_path / "w.safetensors", recipe)
     assert card["kept"]["accuracy"] > 0.9
     assert card["kept"]["loss"] < 0.6
+
+
+@pytest.mark.parametrize("name", ["conv4", "resnet10"])
+def test_frozen_blocks_keep_their_averaged_weights_and_the_others_learn(name, tmp_path):
+    seen = []
+
+    def remember(average):
+        seen.append({key: value.clone() for key, value in average.state_dict().items()})
+        return {}
+
+    recipe = dataclasses.replace(TINY, stages=(Stage(1, 32, 8), Stage(1, 32, 8, frozen=1)))
+    train(build(name), *coloured(), recipe, tmp_path / "w.safetensors", CARD, validate=remember)
+    first, second = seen
+    moved = {key for key in first if "num_batches" not in key and not torch.equal(first[key], second[key])}
+    early = {key for key in first if key.startswith(("blocks.0.", "stem."))}
+    assert early.isdisjoint(moved)
+    assert {key for key in first if key.endswith("weight")} - early <= moved
+
+
+def test_class_weights_can_start_at_the_class_means():
+    images, labels = coloured()
+    backbone = build("conv4")
+    weights = class_means(backbone, images, labels, per_class=3)
+    for c in range(3):
+        chosen = images[labels == c][::3]
+        maps = backbone.feature_map(normalise(torch.from_numpy(chosen)))
+        mean = torch.stack([one / one.norm() for one in maps]).mean(0)
+        assert torch.cosine_similarity(weights[c].flatten(), mean.flatten(), dim=0) > 1 - 1e-6
+        assert weights[c].norm() == pytest.approx(weights[c].numel() ** 0.5)
 
 
 def test_the_best_epoch_is_kept(tmp_path):
@@ -126,6 +156,7 @@ def test_the_learning_rate_goes_up_and_down_once():
     [
         ({"optimizer": "magic"}, "choose adamw or sgd"),
         ({"stages": (Stage(1, 8, 8),)}, "pictures need 16 pixels"),
+        ({"stages": (Stage(1, 16, 8, frozen=4),)}, "4 frozen blocks leave none of the backbone to learn"),
         ({"stages": (Stage(1, 16, 100),)}, "batch size 100 does not fit 24 images"),
     ],
 )
@@ -228,7 +259,9 @@ def test_from_pictures_to_features_by_script(shapes, tmp_path, script):
     few = FeatureSet.load(tmp_path / "few.safetensors")
     assert few.features.dtype == np.float16
     assert np.abs(few.features - from_folder.features[spread_per_class(from_folder.labels, 5)]).max() < 1e-2
-    assert few.card["backbone"]["recipe"]["stages"] == [{"epochs": 1, "size": 16, "batch_size": 8}]
+    assert few.card["backbone"]["recipe"]["stages"] == [
+        {"epochs": 1, "size": 16, "batch_size": 8, "frozen": 0}
+    ]
 
 
 def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys):
@@ -238,7 +271,8 @@ def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys
     script("train_backbone", *options(shapes, second, 1), *still)
     before, after = load_tensors(first)[0], load_tensors(second)
     assert all(after[0][name].equal(before[name]) for name in before if name.endswith("conv.weight"))
-    assert after[1]["start"] == str(first)
+    assert after[1]["start"]["name"] == str(first)
+    assert after[1]["start"]["recipe"] == load_tensors(first)[1]["recipe"]
     checkpoint = first.with_suffix(".checkpoint.safetensors")
     script("train_backbone", *options(shapes, second, 1), *still[:-1], checkpoint)
     heads = (load_tensors(file.with_suffix(".checkpoint.safetensors"))[0] for file in (first, second))
