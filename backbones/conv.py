@@ -48,6 +48,8 @@ class ConvBlock(nn.Module):
     def _folded(self, x: Tensor) -> Tensor:
         """Convolution and normalisation in one pass."""
         norm = self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         weight, bias = fuse_conv_bn_weights(
             self.conv.weight, None, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
         )

@@ -86,6 +86,9 @@ class Variant:
     ours: bool = True  # the way `backbones` does it: channels-last, freed buffers kept
 
 
+step: Callable[[], int]  # of this process
+
+
 def prepare(variant: Variant, threads: int) -> None:
     """Set a fresh process up for its variant."""
     global step

@@ -75,19 +75,16 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def stages_of(text: str, epochs: int) -> tuple[Stage, ...]:
-    """`48:16:0.2,64:16:0.8:1` and 10 epochs are 2 epochs of 48-pixel pictures and 8 of 64 pixels, in which
-    the first block is frozen."""
+    """`48:16:0.2,64:16:0.8:1` and 10 epochs: 2 epochs of 48-pixel pictures, 8 of 64 with one block frozen."""
     try:
-        parts = [part.split(":") for part in text.split(",")]
-        rows = [(int(size), int(batch), float(share), *map(int, rest)) for size, batch, share, *rest in parts]
-        lengths = np.diff(
-            np.round(epochs * np.cumsum([0, *(row[2] for row in rows)]) / sum(row[2] for row in rows))
-        )
+        rows = [part.split(":") for part in text.split(",")]
+        ends = np.cumsum([0.0, *(float(share) for _, _, share, *_ in rows)])
+        lengths = np.diff(np.round(epochs * ends / ends[-1]))
         return tuple(
-            Stage(int(length), size, batch, *frozen)
+            Stage(int(length), int(size), int(batch), *map(int, frozen))
             for length, (size, batch, _, *frozen) in zip(lengths, rows, strict=True)
         )
-    except (ValueError, TypeError, ZeroDivisionError):
+    except (ValueError, TypeError):
         raise ValueError(
             f"--stages is {text!r}; expected SIZE:BATCH:SHARE,… like 48:16:0.2,64:16:0.8"
         ) from None
