@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,9 +14,9 @@ from matplotlib.figure import Figure
 from fewshot_dpkl.files import atomic_path
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
+def save_figure(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write `stem`.png and `stem`.svg, and close the figure."""
-    paths = [stem.with_suffix(f".{kind}") for kind in ("png", "svg")]
+    paths = [stem.with_suffix(f".{kind}") for kind in kinds]
     for path in paths:
         with atomic_path(path) as temporary:
             figure.savefig(temporary, dpi=150)
