@@ -5,8 +5,8 @@
 
 Times (a) reference loops, one episode at a time in plain PyTorch (benchmarks/reference.py), (b) our heads,
 (c) what a user would pick instead: scikit-learn's logistic regression and nearest neighbour, episode by
-episode. Then how the time of DPKL grows with each size, and how far its training step is from the machine's
-measured matrix-product rate. Writes bench_heads.json and bench_heads.png.
+episode. Then how the time of DPKL grows with each size, what several processes gain over threads, and how far
+its training step is from the machine's measured matrix-product rate. Writes bench_heads.json and .png.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ from tqdm import tqdm
 
 from benchmarks import reference
 from fewshot_dpkl import HEADS, DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate, make_head
+from fewshot_dpkl.evaluation import score_head
 from fewshot_dpkl.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.kernels import random_frequencies
+from fewshot_dpkl.parallel import on_every_core
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -54,11 +57,11 @@ RIVAL_OF = {  # reference loop or library: which of our heads it is compared wit
     "scikit-learn 1-NN": "nn",
 }
 SWEEPS: dict[str, list[int]] = {
-    "episodes in a batch": [1, 4, 16, 32, 64],
+    "episodes in a batch": [1, 4, 12, 24, 48],
     "features D": [100, 400, 1600, 3200],
     "particles m": [1, 5, 10, 20],
     "way": [2, 5, 10, 20],
-    "shot": [1, 5, 10, 20],
+    "shot": [1, 5, 10, 20],  # in 5-way tasks: n = 5 to 100 support points
 }
 
 
@@ -139,42 +142,70 @@ def time_rival(function: Callable[..., Any], features: FeatureSet, episodes: int
     return {"seconds": seconds, "accuracy": float(np.mean(right)), "episodes": episodes}
 
 
-def sweep(what: str, value: int, seed: int = 0) -> float:
-    """Seconds an episode of DPKL on made-up features with one size changed."""
+def compare_workers(features: FeatureSet, episodes: int) -> dict[str, float]:
+    """Seconds an episode of DPKL on all cores, by what the cores are given."""
+    table = torch.as_tensor(features.features.astype(np.float32))
+    cores = torch.get_num_threads()
+    size = max(1, min(24, episodes // cores))
+    batches = list(EpisodeSampler(features).batches(range(episodes), size))
+    work = partial(score_head, DPKLHead(), table)
+
+    def python_threads() -> None:
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(cores) as pool:
+            list(pool.map(work, batches))
+        torch.set_num_threads(cores)
+
+    ways: dict[str, Callable[[], Any]] = {
+        f"{cores} processes": lambda: list(on_every_core(work, batches, cores)),
+        f"{cores} Python threads": python_threads,
+        f"{cores} threads in each operation": lambda: list(map(work, batches)),
+    }
+    return {name: timed(run) / episodes for name, run in ways.items()}
+
+
+def fit_seconds(batch: int, features: int, way: int, shot: int, particles: int, epochs: int) -> float:
+    """Seconds an episode that DPKL takes to learn a batch of made-up episodes on one core."""
+    support = torch.rand(batch, way * shot, features, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(way).repeat_interleave(shot).expand(batch, -1)
+    head = DPKLHead(embeddings=particles, particles=particles, epochs=epochs)
+    return timed(lambda: head.fit_episodes(support, labels, range(batch))) / batch
+
+
+def sweep(what: str, value: int) -> float:
+    """Seconds an episode on one core, 100 epochs (from 10), with one size changed."""
     size = {
         "features D": 1600,
         "way": 5,
         "shot": 5,
         "particles m": 10,
-        "episodes in a batch": 32,
+        "episodes in a batch": 12,
         what: value,
     }
-    generator = torch.Generator().manual_seed(seed)
-    batch, n = size["episodes in a batch"], size["way"] * size["shot"]
-    support = torch.rand(batch, n, size["features D"], generator=generator)
-    labels = torch.arange(size["way"]).repeat_interleave(size["shot"]).expand(batch, -1)
-    head = DPKLHead(embeddings=size["particles m"], particles=size["particles m"], epochs=20)
-    start = time.perf_counter()
-    head.fit_episodes(support, labels, range(batch))
-    return (time.perf_counter() - start) / batch * 100 / 20  # of 100 epochs
+    batch, features = size["episodes in a batch"], size["features D"]
+    fit = partial(fit_seconds, batch, features, size["way"], size["shot"], size["particles m"])
+    start, ten = fit(1), fit(11)
+    return start + 9.9 * max(ten - start, 0.0)
 
 
 def roofline() -> dict[str, float]:
     """The machine's matrix-product rate on one core, and what DPKL's training step makes of it."""
-    torch.set_num_threads(1)
     a = torch.rand(768, 768)
     rate = max(2 * 768**3 / timed(lambda: a @ a) for _ in range(20))
-    n, m, b, d, k, blocks = 25, 10, 5, 128, 50, 128  # 5-way 5-shot, minibatch 5, one block of frequencies
+    n, m, b, d, k, block = 25, 10, 5, 128, 50, 128  # 5-way 5-shot, minibatch 5, one block of frequencies
     points = m * b + k  # embedded points and class weights
     products = (
-        2 * m * b * n * d + m * m * n * d + 2 * points * d * blocks + 4 * b * k * 2 * blocks + m * m * b * d
+        2 * m * b * n * d  # through the layers and back
+        + m * m * n * d  # distances between the layers
+        + 2 * points * d * block  # phases and back
+        + 3 * b * k * 2 * block  # kernel and back, to both sides
+        + m * m * b * d  # κ between layers
+        + 3 * m * k * d  # distances between class weights, κ between them, their drift
     )
-    flops = 2 * products * 500  # multiply and add; 100 epochs of 5 steps
-    batch = 32
-    support = torch.rand(batch, n, 1600)
-    labels = torch.arange(5).repeat_interleave(5).expand(batch, -1)
-    seconds = timed(lambda: DPKLHead().fit_episodes(support, labels, range(batch))) / batch
-    return {"peak_gflops": rate / 1e9, "dpkl_gflops": flops / seconds / 1e9, "share": flops / seconds / rate}
+    sizes = (24, 400, 5, 5, 10)
+    seconds = (fit_seconds(*sizes, epochs=25) - fit_seconds(*sizes, epochs=5)) / 100  # 20 epochs of 5 steps
+    flops = 2 * products / seconds
+    return {"peak_gflops": rate / 1e9, "dpkl_gflops": flops / 1e9, "share": flops / rate}
 
 
 def timed(function: Callable[[], Any]) -> float:
@@ -195,25 +226,52 @@ def report(document: dict[str, Any]) -> str:
     roof = document["roofline"]
     lines.append(f"peak memory of our heads, workers included: {memory:.0f} MB")
     lines.append(
-        f"one core: matrix products {roof['peak_gflops']:.0f} GFLOP/s, DPKL {roof['dpkl_gflops']:.1f} "
-        f"GFLOP/s "
-        f"({100 * roof['share']:.0f} % of peak)"
+        f"one core: matrix products {roof['peak_gflops']:.0f} GFLOP/s, a DPKL step "
+        f"{roof['dpkl_gflops']:.1f} GFLOP/s ({100 * roof['share']:.0f} % of peak)"
     )
+    lines += [f"{name}: {1e3 * seconds:.0f} ms/episode" for name, seconds in document["workers"].items()]
     return "\n".join(lines)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    figure, axes = plt.subplots(
-        1, len(SWEEPS) + 1, figsize=(4 * (len(SWEEPS) + 1), 3.6), layout="constrained"
-    )
-    rows = document["heads"]
-    axes[0].barh(list(rows), [row["seconds"] for row in rows.values()])
-    axes[0].set(xscale="log", xlabel="seconds an episode")
-    axes[0].invert_yaxis()
-    for axis, (what, times) in zip(axes[1:], document["growth"].items(), strict=True):
-        axis.plot([int(x) for x in times], list(times.values()), marker="o")
-        axis.set(xscale="log", yscale="log", xlabel=what, ylabel="DPKL, seconds an episode")
-    figure.savefig(path, dpi=120)
+    """Times of all heads on the left; how DPKL's time grows, and what workers gain, on the right."""
+    figure = plt.figure(figsize=(15, 6.5), layout="constrained")
+    grid = figure.add_gridspec(2, 5)
+    rows = sorted(document["heads"].items(), key=lambda row: row[1]["seconds"])
+    bars = figure.add_subplot(grid[:, :2])
+    kinds = {"reference": "#c44e52", "scikit-learn": "#8172b3", "ours": "#4c72b0"}
+    for kind, colour in kinds.items():
+        mine = [row for row in rows if kind_of(row[0]) == kind]
+        milliseconds = [1e3 * row["seconds"] for _, row in mine]
+        drawn = bars.barh([rows.index(row) for row in mine], milliseconds, color=colour, label=kind)
+        labels = [f"{1e3 * row['seconds']:.3g} ms, {100 * row['accuracy']:.1f} %" for _, row in mine]
+        bars.bar_label(drawn, labels, padding=4, fontsize=8)
+    bars.set_yticks(range(len(rows)), [row[0] for row in rows])
+    bars.set(xscale="log", xlabel="milliseconds an episode (accuracy beside it)", title="All cores")
+    bars.set_xlim(right=40 * max(1e3 * row[1]["seconds"] for row in rows))
+    bars.legend(loc="lower right", frameon=False)
+    places = [grid[i, j] for i in range(2) for j in range(2, 5)]
+    for place, (what, times) in zip(places, document["growth"].items(), strict=False):
+        axis = figure.add_subplot(place)
+        axis.plot([int(x) for x in times], [1e3 * t for t in times.values()], marker="o", color=kinds["ours"])
+        axis.set(xscale="log", yscale="log", xlabel=what, ylabel="ms an episode, one core")
+        axis.set_xticks([int(x) for x in times], list(map(str, times)))
+        axis.minorticks_off()
+        axis.set_ylim(20, 5000)
+        axis.grid(alpha=0.3)
+    axis = figure.add_subplot(places[5])
+    workers = document["workers"]
+    drawn = axis.barh([name.replace(" in", "\nin") for name in workers], [1e3 * t for t in workers.values()])
+    axis.bar_label(drawn, fmt="%.0f", padding=3)
+    axis.margins(x=0.2)
+    axis.invert_yaxis()
+    axis.set(xlabel="ms an episode, all cores")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def kind_of(name: str) -> str:
+    return name.split()[0] if name in RIVAL_OF else "ours"
 
 
 def main() -> None:
@@ -221,7 +279,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--features", type=Path, default=SHIPPED)
-    parser.add_argument("--episodes", type=int, default=64, help="for our heads and scikit-learn")
+    parser.add_argument("--episodes", type=int, default=96, help="for our heads and scikit-learn")
     parser.add_argument("--reference-episodes", type=int, default=2, help="for the reference loops")
     parser.add_argument("--quick", action="store_true", help="few episodes, two points a sweep")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
@@ -229,7 +287,7 @@ def main() -> None:
     features = FeatureSet.load(arguments.features)
     episodes, few = (8, 1) if arguments.quick else (arguments.episodes, arguments.reference_episodes)
     growth = {what: values[:2] if arguments.quick else values for what, values in SWEEPS.items()}
-    total = len(OURS) + len(RIVAL_OF) + sum(map(len, growth.values())) + 1
+    total = len(OURS) + len(RIVAL_OF) + sum(map(len, growth.values())) + 2
     with tqdm(total=total, disable=not sys.stderr.isatty(), leave=False) as bar:
 
         def done(value: Any) -> Any:
@@ -239,12 +297,16 @@ def main() -> None:
         heads = {name: done(time_ours(name, features, episodes)) for name in OURS}
         for name, function in rivals().items():
             heads[name] = done(time_rival(function, features, few if "reference" in name else episodes))
+        workers = done(compare_workers(features, episodes // 2))
+        cores = torch.get_num_threads()
+        torch.set_num_threads(1)
         times = {
             what: {value: done(sweep(what, value)) for value in values} for what, values in growth.items()
         }
         document = {
-            "threads": torch.get_num_threads(),
+            "cores": cores,
             "heads": heads,
+            "workers": workers,
             "growth": times,
             "roofline": done(roofline()),
         }

@@ -16,15 +16,15 @@ from torch.nn.functional import cross_entropy, normalize, one_hot, relu
 from fewshot_dpkl.heads.draws import Draws
 
 
-def kernel_value(z: Tensor, theta: Tensor, frequencies: Tensor | None) -> Tensor:
-    """k between rows of z `[b, d]` and theta `[C, d]` at ℓ = 1: `[b, C]`; by random features if given."""
-    if frequencies is None:
-        return torch.exp(-(torch.cdist(z, theta, compute_mode="donot_use_mm_for_euclid_dist") ** 2) / 2)
-    features = [
-        torch.cat([torch.cos(x @ frequencies.T), torch.sin(x @ frequencies.T)], -1) / len(frequencies) ** 0.5
-        for x in (z, theta)
-    ]
-    return features[0] @ features[1].T
+def features(z: Tensor, frequencies: Tensor) -> Tensor:
+    """Random Fourier features `[b, 2R]` of points `[b, d]`."""
+    phase = z @ frequencies.T
+    return torch.cat([torch.cos(phase), torch.sin(phase)], -1) / len(frequencies) ** 0.5
+
+
+def squared_exponential(z: Tensor, theta: Tensor) -> Tensor:
+    """k between rows of z `[b, d]` and theta `[C, d]` at ℓ = 1: `[b, C]`."""
+    return torch.exp(-(torch.cdist(z, theta, compute_mode="donot_use_mm_for_euclid_dist") ** 2) / 2)
 
 
 def particle_kernel(flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,12 +46,20 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 def probabilities(
     x: Tensor, weights: list[Tensor], thetas: list[Tensor], frequencies: Tensor | None
 ) -> list[Tensor]:
-    """ρ^p of every class-weight particle: m tensors `[b, C]`."""
+    """ρ^p of every class-weight particle: m tensors `[b, C]`; by random features if `frequencies` are given.
+
+    Points pass through the features once, not once for each of the class weights they are compared with.
+    """
     embeddings = [normalize(relu(x @ w), dim=-1) for w in weights]
+    if frequencies is not None:
+        mean_embedding = torch.stack([features(z, frequencies) for z in embeddings]).mean(0)
     result = []
     for theta in thetas:
         unit = normalize(theta, dim=-1)
-        k = torch.stack([kernel_value(z, unit, frequencies) for z in embeddings]).mean(0)
+        if frequencies is None:
+            k = torch.stack([squared_exponential(z, unit) for z in embeddings]).mean(0)
+        else:
+            k = mean_embedding @ features(unit, frequencies).T
         k = torch.where(k > 0.01, k, 0.01 * torch.exp(k / 0.01 - 1))  # random features can be negative
         result.append(k / k.sum(-1, keepdim=True))
     return result

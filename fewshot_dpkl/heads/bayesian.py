@@ -195,6 +195,14 @@ class DPKLHead(Head):
         blocks = frequencies.split(self.frequencies_per_step or self.latent)
         return FourierKernel(frequencies), [FourierKernel(block) for block in blocks]
 
+    def _start_layers(self, draws: Draws, layers: Tensor) -> None:
+        """Draw the layers `[D, m, d]` that an episode starts from."""
+        draws.fill(layers, (2 / (len(layers) + self.latent)) ** 0.5)  # Glorot
+
+    def _judge(self, model: Similarity) -> Similarity:
+        """What the training error is measured with: the model itself."""
+        return model
+
     @torch.no_grad()
     def fit_episodes(
         self,
@@ -213,7 +221,7 @@ class DPKLHead(Head):
         inside, outside, theta, orders = [], [], [], []
         for e, seed in enumerate(seeds):
             draws = Draws(seed)
-            draws.fill(weights[e], (2 / (features + self.latent)) ** 0.5)  # Glorot
+            self._start_layers(draws, weights[e])
             theta.append(draws.normal(self.particles, int(labels.max()) + 1, self.latent) * self.latent**-0.5)
             orders.append(draws.orders(self.epochs, n))
             inside.append(
@@ -222,8 +230,9 @@ class DPKLHead(Head):
             outside.append(layer_distances(weights[e : e + 1]) - layer_distances(inside[e][None]))
         start = Particles(torch.stack(inside), torch.stack(theta).to(support))
         similarity, of_steps = self._similarity(support)
+        judge = self._judge(similarity) if validation is None else similarity
         trained = train(
-            span.coordinates, labels, start, similarity, torch.stack(orders).to(labels.device),
+            span.coordinates, labels, start, judge, torch.stack(orders).to(labels.device),
             of_steps=of_steps, batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
             rule=self.bandwidth, repulsion=self.repulsion, outside=torch.cat(outside),
             optimizer=self.optimizer, validation=_scaled(validation), on_check=on_check,

@@ -1,0 +1,123 @@
+"""What DPKL's choices for speed change, on real episodes, each against the slower way.
+
+    python benchmarks/study_dpkl.py frequencies --out runs/study
+    python benchmarks/study_dpkl.py start judge --out runs/study
+    python benchmarks/study_dpkl.py basis --episodes 100 --out runs/study
+
+Prints tables for docs/heads.md: accuracy and NLL of each variant and the paired difference to the first line.
+A finished variant is kept in OUT and not run again, unless the features are others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate
+from fewshot_dpkl.features import SHIPPED
+from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.heads.draws import Draws
+from fewshot_dpkl.heads.particle import ExactKernel, Similarity
+from fewshot_dpkl.metrics import mean_interval
+
+
+class SharedStart(DPKLHead):
+    """All episodes start from the same layers; class weights and minibatches stay their own."""
+
+    def _start_layers(self, draws: Draws, layers: Tensor) -> None:
+        super()._start_layers(draws, layers)  # so that the draws after these are the same
+        super()._start_layers(Draws(0), layers)
+
+
+class JudgedByClosedForm(DPKLHead):
+    """The training error measured with the kernel that random features estimate, which is cheaper."""
+
+    def _judge(self, model: Similarity) -> Similarity:
+        return ExactKernel(self.lengthscale)
+
+
+STUDIES: dict[str, dict[str, Head]] = {
+    "frequencies": {
+        "R = 1280, all in every step": DPKLHead(frequencies_per_step=1280),
+        "R = 1280, 128 a step (default)": DPKLHead(),
+        "R = 512, all in every step": DPKLHead(frequencies=512, frequencies_per_step=512),
+        "R = 512, 128 a step": DPKLHead(frequencies=512),
+        "R = 256, all in every step": DPKLHead(frequencies=256, frequencies_per_step=256),
+        "R = 256, 128 a step": DPKLHead(frequencies=256),
+        "R = 128": DPKLHead(frequencies=128),
+        "closed form": DPKLHead(kernel="exact"),
+    },
+    "start": {"own layers (default)": DPKLHead(), "shared layers": SharedStart()},
+    "judge": {"judged by all R (default)": DPKLHead(), "judged by the closed form": JudgedByClosedForm()},
+    "basis": {
+        "all D dimensions": DPKLHead(kernel="exact", span=False),
+        "span of the support set (default)": DPKLHead(kernel="exact"),
+    },
+}
+FIGURES = ("accuracy", "nll")
+
+
+def figures(
+    head: Head, features: FeatureSet, episodes: int, batch_episodes: int, folder: Path
+) -> dict[str, np.ndarray]:
+    """Accuracy and NLL `[episodes]` of a head, from the folder if it holds them."""
+    key = json.dumps(
+        [type(head).__name__, head.get_params(), episodes, features.checksum], sort_keys=True, default=str
+    )
+    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if path.exists():
+        stored = json.loads(path.read_text())
+    else:
+        sampler = EpisodeSampler(features)
+        result = evaluate({"head": head}, features, sampler, episodes, batch_episodes=batch_episodes)["head"]
+        stored = {"key": key, "seconds": result.seconds}
+        stored |= {figure: getattr(result, figure).tolist() for figure in FIGURES}
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(stored))
+    return {name: np.array(stored[name]) for name in (*FIGURES, "seconds")}
+
+
+def table(variants: Mapping[str, dict[str, np.ndarray]]) -> str:
+    """Markdown: every variant with its paired difference to the first; accuracies in percent."""
+    first = next(iter(variants.values()))
+    lines = ["| | accuracy % | difference | NLL | difference | time |", "|---|---|---|---|---|---|"]
+    for name, now in variants.items():
+        cells = [name]
+        for figure, factor, digits in (("accuracy", 100, 2), ("nll", 1, 4)):
+            mean, interval = mean_interval(now[figure] - first[figure])
+            cells.append(f"{factor * now[figure].mean():.{digits}f}")
+            cells.append(
+                "" if now is first else f"{factor * mean:+.{digits}f} ± {factor * interval:.{digits}f}"
+            )
+        cells.append(f"{now['seconds'] / first['seconds']:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("studies", nargs="+", choices=list(STUDIES))
+    parser.add_argument("--features", type=Path, default=SHIPPED)
+    parser.add_argument("--episodes", type=int, default=600)
+    parser.add_argument("--out", type=Path, default=Path("runs/study"))
+    arguments = parser.parse_args()
+    features = FeatureSet.load(arguments.features)
+    for study in arguments.studies:
+        batch = 4 if study == "basis" else 24  # all D dimensions take 50 MB an episode
+        variants = {
+            name: figures(head, features, arguments.episodes, batch, arguments.out)
+            for name, head in STUDIES[study].items()
+        }
+        print(f"{study}, {arguments.episodes} episodes, time relative to the first line\n{table(variants)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The studies behind the choices for speed: what they keep, and what they print."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import study_dpkl, study_reference
+from fewshot_dpkl import DPKLHead, EpisodeSampler, evaluate
+from fewshot_dpkl.heads.draws import Draws
+from tests.test_heads import quick
+
+
+def test_a_finished_variant_is_read_back_and_only_for_the_same_settings(clusters, tmp_path, monkeypatch):
+    first = study_dpkl.figures(quick("dpkl", epochs=2), clusters, 3, 2, tmp_path)
+    direct = evaluate({"dpkl": quick("dpkl", epochs=2)}, clusters, EpisodeSampler(clusters), 3)["dpkl"]
+    np.testing.assert_allclose(first["nll"], direct.nll, atol=1e-4)
+
+    def refuse(*_, **__):
+        raise AssertionError("was run again")
+
+    monkeypatch.setattr(study_dpkl, "evaluate", refuse)
+    again = study_dpkl.figures(quick("dpkl", epochs=2), clusters, 3, 2, tmp_path)
+    assert np.array_equal(first["accuracy"], again["accuracy"])
+    with pytest.raises(AssertionError, match="was run again"):
+        study_dpkl.figures(quick("dpkl", epochs=3), clusters, 3, 2, tmp_path)
+
+
+def test_the_table_pairs_every_variant_with_the_first():
+    a = {"accuracy": np.array([0.5, 0.7]), "nll": np.array([1.0, 1.2]), "seconds": np.array(2.0)}
+    b = {"accuracy": np.array([0.6, 0.9]), "nll": np.array([0.9, 1.1]), "seconds": np.array(1.0)}
+    lines = study_dpkl.table({"a": a, "b": b}).splitlines()
+    assert lines[2] == "| a | 60.00 |  | 1.1000 |  | 1.00 |"
+    assert lines[3] == "| b | 75.00 | +15.00 ± 6.93 | 1.0000 | -0.1000 ± 0.0000 | 0.50 |"
+
+
+def test_a_shared_start_leaves_the_other_draws_alone():
+    own, shared, layers = Draws(5), Draws(5), torch.empty(7, 3, 128)
+    DPKLHead()._start_layers(own, layers)
+    mine = layers.clone()
+    study_dpkl.SharedStart()._start_layers(shared, layers)
+    assert not torch.equal(layers, mine)
+    assert torch.equal(own.normal(4), shared.normal(4))
+
+
+def test_reference_episodes_of_other_features_are_refused(tmp_path):
+    path = tmp_path / "reference-rff.csv"
+    path.write_text("episode,features,accuracy,nll,brier\n3,abc,0.5,1.0,0.4\n")
+    assert study_reference.finished(path, "abc") == {3: [0.5, 1.0, 0.4]}
+    with pytest.raises(ValueError, match="other features"):
+        study_reference.finished(path, "def")
