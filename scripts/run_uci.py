@@ -100,7 +100,8 @@ def main() -> None:
         bar.update(sum(work[cell.key] for cell in cells) - sum(work[cell.key] for cell in missing))
         for result in run_cells(missing, workers):
             results.add_cell(result)
-            bar.set_description(f"{len(results.done)}/{len(cells)} {' '.join(map(str, result.key))}")
+            finished = sum(cell.key in results.done for cell in cells)
+            bar.set_description(f"{finished}/{len(cells)} {' '.join(map(str, result.key))}")
             bar.update(work[result.key])
     table = (
         f"{results.cell_table()}\n\nPaired by trial (mean ± standard error):\n\n{results.paired_table()}\n"

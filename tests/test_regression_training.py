@@ -88,7 +88,8 @@ def naive_loss(model, x, y, unlabelled, alpha, trial):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("semi", [False, True])
 def test_loss_and_gradient_are_those_of_the_naive_loop(kind, semi, monkeypatch):
-    monkeypatch.setattr(unlabelled, "CACHE", 90)  # several pieces
+    for name, value in {"CACHE": 90, "WHOLE": 2, "BLOCK": 3}.items():  # several pieces, several blocks
+        monkeypatch.setattr(unlabelled, name, value)
     model, _ = start(kind)
     model = model.to(torch.float64)
     x, y, u = data(dtype=torch.float64)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+through_relu = torch.ops.aten.threshold_backward.grad_input
+
 
 @dataclass(frozen=True)
 class Network:
@@ -70,7 +72,8 @@ class Network:
         for index, (weight, _) in reversed(list(enumerate(self._split(parameters)))):
             parts = [(layers[index] @ grad.mT).flatten(1), grad.sum(-1), *parts]
             if index:
-                grad = torch.ops.aten.threshold_backward(weight @ grad, layers[index], 0)  # through the ReLU
+                grad = weight @ grad
+                through_relu(grad, layers[index], 0, grad_input=grad)  # in place: it stays in the cache
         return torch.cat(parts, -1)
 
     def _split(self, parameters: Tensor) -> list[tuple[Tensor, Tensor]]:

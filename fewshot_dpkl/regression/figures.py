@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fewshot_dpkl.figures import save_figure
 from fewshot_dpkl.regression.sweep import Results
+from fewshot_dpkl.results import deviation
 
 COLOURS = {"gp": "tab:grey", "dkl": "tab:orange", "dpkl": "tab:blue"}
 LABELS = {"rmse": "RMSE of the standardised target", "nll": "negative log likelihood"}
@@ -33,7 +34,7 @@ def _curves(results: Results, metric: str) -> Figure:
     for axis, dataset in zip(axes[0], datasets, strict=True):
         for shift, model in enumerate(results.names("model")):
             found = [(size, results.values(dataset, model, size, metric)) for size in sizes]
-            points = [(size, v.mean(), v.std()) for size, v in found if len(v)]
+            points = [(size, v.mean(), deviation(v)) for size, v in found if len(v)]
             if not points:
                 continue
             n, mean, spread = map(np.array, zip(*points, strict=True))

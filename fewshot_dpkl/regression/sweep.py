@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -151,6 +152,7 @@ def run_cell(cell: Cell) -> CellResult:
 
 def _start_worker() -> None:
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     end_with_parent()
 
 
@@ -163,6 +165,7 @@ def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
     if workers <= 1 or len(cells) <= 1:
         yield from map(run_cell, cells)
         return
+    others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         futures = [pool.submit(run_cell, cell) for cell in cells]
@@ -171,7 +174,7 @@ def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
                 yield future.result()
         except BaseException:  # an error or Ctrl-C: do not wait for cells that will not be used
             pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
+            for child in set(multiprocessing.active_children()) - others:
                 child.terminate()
             raise
 

@@ -19,7 +19,9 @@ from fewshot_dpkl.kernels import half_squares, squared_exponential
 from fewshot_dpkl.regression.gp import Posterior
 from fewshot_dpkl.regression.model import Model
 
-CACHE = 2**18  # numbers in the largest array of a piece: 1 MB in float32
+CACHE = 2**19  # numbers in the largest array of a piece: 2 MB in float32
+WHOLE = 64  # the points of a piece are a multiple of this, so that no product has a rest of a few columns
+BLOCK = 128  # rows of a symmetric product at a time, up to their end: the rest is known from the others
 NEGLIGIBLE = 1e-12  # what a low-rank basis may leave of a variance of 1: the rounding of float32, squared
 
 
@@ -67,7 +69,7 @@ class _TotalVariance(torch.autograd.Function):
         for t, term in enumerate(terms):
             shrink = (-log_lengthscale[t]).exp()
             width = particles * max(term.width, model.embedding.width)
-            for piece in unlabeled[t].split(max(1, CACHE // width)):
+            for piece in unlabeled[t].split(max(1, CACHE // (width * WHOLE)) * WHOLE):
                 layers = model.embedding.forward(parameters[t], piece.T.expand(particles, -1, -1))
                 latent = layers[-1] * shrink  # m d c
                 grad = term.add(latent)
@@ -102,14 +104,15 @@ class _FeatureTerm:
         phase = torch.bmm(v, latent)  # m R c
         cosine, sine = phase.cos(), phase.sin_()
         mean = torch.cat([cosine.sum(0), sine.sum(0)]).mul_(scale)  # 2R c
-        self.gram.addmm_(mean, mean.T)
+        _add_outer(self.gram, mean)
         grad = torch.mm(self.form, mean).mul_(2 * scale)
         grad_phase = cosine.mul_(grad[r:]).addcmul_(sine, grad[:r], value=-1)
         return torch.bmm(v.mT, grad_phase)  # m d c
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The sum, and its gradient in B."""
-        return (self.form * self.gram).sum(dtype=torch.float64), self.gram
+        gram = _mirrored(self.gram)
+        return (self.form * gram).sum(dtype=torch.float64), gram
 
 
 class _KernelTerm:
@@ -143,7 +146,7 @@ class _KernelTerm:
         bags = pairs.view(m, self.n, m, c)
         rows = bags.mean((0, 2)) if m > 1 else pairs  # n c
         inside = rows if self.basis is None else self.basis.T @ rows  # s c
-        self.gram.addmm_(inside, inside.T)
+        _add_outer(self.gram, inside)
         grad = (self.solve @ inside).mul_(-2 / m**2)  # of -kᵀM⁻¹k in the m² kernels of a pair: n c
         pull = bags.mul_(grad[:, None]).view_as(pairs)  # in their logarithms: mn mc
         moments = self.moments @ pull  # d+1 mc
@@ -169,9 +172,22 @@ class _KernelTerm:
         The latter is M⁻¹ Σkkᵀ M⁻¹, in which large numbers cancel: in the precision of M⁻¹.
         """
         form = self.solve if self.basis is None else self.basis.T @ self.solve  # s s
-        total = self.prior - (form * self.gram).sum(dtype=torch.float64)
+        gram = _mirrored(self.gram)
+        total = self.prior - (form * gram).sum(dtype=torch.float64)
         grad_labelled = self.grad_labelled.unflatten(0, (self.m, self.n)).to(self.exact_solve)
-        return total, grad_labelled, self.exact_solve @ self.gram.to(self.exact_solve) @ self.exact_solve.T
+        return total, grad_labelled, self.exact_solve @ gram.to(self.exact_solve) @ self.exact_solve.T
+
+
+def _add_outer(gram: Tensor, points: Tensor) -> None:
+    """Add Σ ppᵀ over the columns of `points` `[s, c]` to `gram` `[s, s]`; above the diagonal only in part."""
+    for begin in range(0, len(points), BLOCK):
+        end = begin + BLOCK
+        gram[begin:end, :end].addmm_(points[begin:end], points[:end].T)
+
+
+def _mirrored(gram: Tensor) -> Tensor:
+    """The symmetric matrix of which `gram` has the lower triangle."""
+    return gram.tril() + gram.tril(-1).T
 
 
 def _basis(matrix: Tensor, noise: Tensor, dimension: int) -> Sequence[Tensor | None]:
