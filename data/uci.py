@@ -42,13 +42,19 @@ def read_uci(dataset: str, root: str | os.PathLike[str] | None = None) -> tuple[
     base = data_root(root)
     for folder in (base / "uci" / dataset, base / dataset):
         if (folder / "X.npy").exists() and (folder / "y.npy").exists():
-            x, y = (np.load(folder / f"{part}.npy", allow_pickle=False) for part in ("X", "y"))
-            return _checked(str(folder), x, y)
+            return _checked(str(folder), _load(folder / "X.npy"), _load(folder / "y.npy"))
     where = f"{SOURCES[dataset]}; {ARRAYS}" if dataset in SOURCES else "or give FILE.csv:TARGET"
     raise FileNotFoundError(
         f"there is no {dataset}/X.npy with y.npy in {base / 'uci'} or {base}; set --data-root or "
         f"$FEWSHOT_DPKL_DATA to the folder that holds it ({where})"
     )
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False).astype(np.float64)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not an array of numbers ({error}); write it with numpy.save") from None
 
 
 def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +80,7 @@ def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(name: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64).reshape(-1)
+    y = y.reshape(-1)
     if x.ndim != 2 or x.shape[1] == 0 or len(x) != len(y):
         raise ValueError(f"{name}: X is {x.shape} and y {y.shape}; expected N × D inputs and N targets")
     bad = ~(np.isfinite(x).all(1) & np.isfinite(y))

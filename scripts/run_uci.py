@@ -89,6 +89,7 @@ def main() -> None:
     device = use_device(arguments)
     kind = "cpu" if device.type == "mps" else str(device)  # mps has no float64
     settings = {name: getattr(arguments, name) for name in ("trials", "unlabeled", "test", "seed")}
+    arguments.out.mkdir(parents=True, exist_ok=True)  # what cannot be written to fails now, not after hours
     results = Results(arguments.out, {**settings, **({"learn": True} if arguments.learn else {})})
     cells = make_cells(arguments, kind)
     missing = [cell for cell in cells if cell.key not in results.done]

@@ -106,6 +106,13 @@ def test_unusable_arrays_are_refused(folder):
     np.save(path, x)
     with pytest.raises(ValueError, match="missing or infinite values in 1 rows"):
         read_uci("toy", folder)
+    for array in (np.array([["a", "b"]]), np.array([{}], dtype=object)):
+        np.save(path, array)
+        with pytest.raises(ValueError, match=r"X.npy is not an array of numbers"):
+            read_uci("toy", folder)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"X.npy is not an array of numbers"):
+        read_uci("toy", folder)
 
 
 def test_test_rows_have_no_say_in_the_training_data():
@@ -141,7 +148,7 @@ def test_learning_the_noise_is_beyond_the_paper_and_off():
 
 def test_a_target_without_variation_is_an_error():
     constant = cell()
-    with pytest.raises(ValueError, match="one target only"):
+    with pytest.raises(ValueError, match="targets of a trial are all the same"):
         run_cell(replace(constant, y=np.ones_like(constant.y)))
     with pytest.raises(ValueError, match="no rows are left as unlabelled"):
         run_cell(cell("ssgp", unlabelled=constant.unlabelled[:, :0]))
@@ -210,6 +217,10 @@ def test_the_script_refuses_in_one_sentence(folder, script):
     assert_refused(script(*common, "--datasets", "toy"), "lower --test or --sizes")
     assert_refused(script(*common, "--datasets", "toy", "--sizes", 1), "at least 2")
     assert_refused(script(*common, "--datasets", "toy", "--trials", 0), "--trials is 0")
+    (folder / "file").touch()
+    assert_refused(
+        script("--data-root", folder, "--out", folder / "file", "--datasets", "toy"), "File exists"
+    )
 
 
 def test_help_shows_an_example_and_the_sources(script):

@@ -28,6 +28,7 @@ def draw(results: Results) -> list[Path]:
 def _curves(results: Results, metric: str) -> Figure:
     """One panel per data set; dashed lines are semi-supervised, bars one standard deviation over trials."""
     datasets, sizes = results.names("dataset"), results.names("size")
+    beside = 0.006 * ((sizes[-1] - sizes[0]) or sizes[0])
     figure, axes = plt.subplots(
         1, len(datasets), figsize=(max(4 * len(datasets), 6), 3.8), squeeze=False, layout="constrained"
     )
@@ -39,7 +40,7 @@ def _curves(results: Results, metric: str) -> Figure:
                 continue
             n, mean, spread = map(np.array, zip(*points, strict=True))
             axis.errorbar(
-                n * (1 + 0.015 * (shift - 2.5)),  # side by side, so that no bar hides another
+                n + beside * (shift - 2.5),  # side by side, so that no bar hides another
                 mean,
                 spread,
                 color=COLOURS[model.removeprefix("ss")],

@@ -106,7 +106,8 @@ def trial_tensors(cell: Cell) -> dict[str, Tensor]:
     shift, scale = labelled.mean(1, keepdims=True), labelled.std(1, keepdims=True)
     if not (scale > 0).all():
         raise ValueError(
-            f"{cell.dataset}: a trial of {cell.size} labelled points has one target only; use more"
+            f"{cell.dataset}: the {cell.size} labelled targets of a trial are all the same; use more points, "
+            "or a target that varies"
         )
     trials = len(labelled)
     return {
@@ -124,7 +125,8 @@ def train_cell(cell: Cell) -> tuple[Trained, dict[str, Tensor]]:
     unlabelled = tensors["unlabelled"] if cell.semi_supervised else None
     if unlabelled is not None and unlabelled.shape[1] == 0:
         raise ValueError(
-            f"{cell.dataset}: no rows are left as unlabelled points for {cell.model}; lower --sizes"
+            f"{cell.dataset}: no rows are left as unlabelled points for {cell.model}; lower --sizes or raise "
+            "--unlabeled"
         )
     regressor = cell.regressor
     seeds = [
