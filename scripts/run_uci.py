@@ -101,16 +101,14 @@ def main() -> None:
         bar.update(sum(work[cell.key] for cell in cells) - sum(work[cell.key] for cell in missing))
         for result in run_cells(missing, workers):
             results.add_cell(result)
+            bar.update(work[result.key])
             finished = sum(cell.key in results.done for cell in cells)
             bar.set_description(f"{finished}/{len(cells)} {' '.join(map(str, result.key))}")
-            bar.update(work[result.key])
-    table = (
-        f"{results.cell_table()}\n\nPaired by trial (mean ± standard error):\n\n{results.paired_table()}\n"
-    )
+    tables = results.tables()
     with atomic_path(arguments.out / "table.md") as temporary:
-        temporary.write_text(table)
+        temporary.write_text(f"{tables}\n")
     figures = draw(results)
-    print(table)
+    print(f"{tables}\n")
     seconds = time.perf_counter() - started
     print(f"{len(missing)} cells in {seconds:.0f} s, {len(cells) - len(missing)} from before")
     print(f"saved {results.path}, results.csv, table.md and {', '.join(path.name for path in figures)}")

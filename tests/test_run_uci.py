@@ -177,8 +177,11 @@ def test_tables_show_means_deviations_and_paired_differences(tmp_path):
             {"dataset": "toy", "model": model, "size": 5, "trial": t, "rmse": v, "nll": 2 * v}
             for t, v in enumerate(values)
         ]
-    assert "| toy | 5 | dkl | 1.500 ± 0.707 | 3.000 ± 1.414 |" in results.cell_table()
-    assert "| toy | 5 | dpkl - dkl | -0.200 ± 0.300 | 1/2 | -0.400 ± 0.600 | 1/2 |" in results.paired_table()
+    assert "| data set | n | DKL | DPKL |" in results.cell_table("rmse")
+    assert "| toy | 5 | 1.500 ± 0.707 | **1.300** ± 1.131 |" in results.cell_table("rmse")
+    assert "| DPKL - DKL |" in results.paired_table("nll")
+    assert "| toy | 5 | -0.400 ± 0.600 (1/2) |" in results.paired_table("nll")
+    assert "-0.200 ± 0.300 (1/2)" in results.tables()
 
 
 def test_the_script_writes_everything_and_goes_on_after_an_interruption(folder, script):
@@ -207,7 +210,7 @@ def test_the_script_writes_everything_and_goes_on_after_an_interruption(folder, 
     for name in ("rmse", "nll", "embeddings"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (out / f"{name}.svg").read_text()
-    assert "| toy | 20 | dpkl |" in (out / "table.md").read_text()
+    assert "| data set | n | GP | SSDKL | DPKL |" in (out / "table.md").read_text()
     assert_refused(script(*common, "--seed", 1), "was made with seed 0, not 1")
 
 

@@ -9,17 +9,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fewshot_dpkl.figures import save_figure
-from fewshot_dpkl.regression.sweep import Results
+from fewshot_dpkl.regression.sweep import METRICS, Results
 from fewshot_dpkl.results import deviation
 
 COLOURS = {"gp": "tab:grey", "dkl": "tab:orange", "dpkl": "tab:blue"}
-LABELS = {"rmse": "RMSE of the standardised target", "nll": "negative log likelihood"}
 
 
 def draw(results: Results) -> list[Path]:
     """RMSE and NLL against n, and the mean embeddings coloured by target; PNG and SVG in the folder."""
     paths = [
-        path for metric in LABELS for path in save_figure(_curves(results, metric), results.folder / metric)
+        path for metric in METRICS for path in save_figure(_curves(results, metric), results.folder / metric)
     ]
     embeddings = _embeddings(results)
     return paths + (save_figure(embeddings, results.folder / "embeddings") if embeddings else [])
@@ -54,7 +53,7 @@ def _curves(results: Results, metric: str) -> Figure:
             )
         axis.set(title=Path(dataset).name, xlabel="labelled points n")
         axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel(LABELS[metric])
+    axes[0, 0].set_ylabel(METRICS[metric])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8)
     return figure

@@ -35,7 +35,7 @@ REGRESSORS: dict[str, Callable[[], _EmbeddingGP]] = {
 }
 MODELS = ("gp", "ssgp", "dkl", "ssdkl", "dpkl", "ssdpkl")
 PAIRS = (("dpkl", "dkl"), ("ssdpkl", "ssdkl"), ("dpkl", "gp"), ("ssdpkl", "ssgp"), ("ssdpkl", "dpkl"))
-METRICS = ("rmse", "nll")
+METRICS = {"rmse": "RMSE of the standardised target", "nll": "negative log likelihood"}
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Results(results.Results):
     """`results.json` and `results.csv` in a folder, and the embeddings that the figures show."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
-        super().__init__(folder, settings, METRICS, MODELS, keys=("dataset", "model", "size"))
+        super().__init__(folder, settings, tuple(METRICS), MODELS, keys=("dataset", "model", "size"))
 
     def add_cell(self, result: CellResult) -> None:
         """Keep a finished cell, on disk before anything else happens."""
@@ -203,31 +203,53 @@ class Results(results.Results):
         found = {row[column] for row in self.rows}
         return [model for model in MODELS if model in found] if column == "model" else sorted(found)
 
-    def cell_table(self) -> str:
-        """Every cell: mean ± one standard deviation over trials, as a Markdown table."""
-        lines = ["| data set | n | model | RMSE | NLL |", "|---|---|---|---|---|"]
-        for dataset in self.names("dataset"):
-            for size in self.names("size"):
-                for model in self.names("model"):
-                    cells = [self.values(dataset, model, size, metric) for metric in METRICS]
-                    if len(cells[0]):
-                        figures = " | ".join(f"{c.mean():.3f} ± {deviation(c):.3f}" for c in cells)
-                        lines.append(f"| {dataset} | {size} | {model} | {figures} |")
-        return "\n".join(lines)
+    def tables(self) -> str:
+        """Every cell and every paired difference as Markdown tables, one of each per metric."""
+        parts = []
+        for metric, label in METRICS.items():
+            parts += [f"{label}, mean ± one standard deviation over trials:", self.cell_table(metric)]
+            if paired := self.paired_table(metric):
+                parts += [f"{label}, paired by trial, mean ± standard error (trials below zero):", paired]
+        return "\n\n".join(parts)
 
-    def paired_table(self) -> str:
-        """Differences paired by trial: mean ± standard error, and in how many trials the first is lower."""
-        lines = ["| data set | n | pair | RMSE difference | lower in | NLL difference | lower in |"]
-        lines.append("|---|---|---|---|---|---|---|")
+    def cell_table(self, metric: str) -> str:
+        """A row for each data set and size, a column for each model; the lowest mean is bold."""
+
+        def row(dataset: str, size: int) -> list[str]:
+            cells = [self.values(dataset, model, size, metric) for model in models]
+            least = min((cell.mean() for cell in cells if len(cell)), default=None)
+            marks = ["**" if len(cell) and cell.mean() == least else "" for cell in cells]
+            return [
+                f"{mark}{cell.mean():.3f}{mark} ± {deviation(cell):.3f}" if len(cell) else ""
+                for mark, cell in zip(marks, cells, strict=True)
+            ]
+
+        models = self.names("model")
+        return self._table([model.upper() for model in models], row)
+
+    def paired_table(self, metric: str) -> str:
+        """A row for each data set and size, a column for each of `PAIRS`; empty if no pair was run."""
+
+        def row(dataset: str, size: int) -> list[str]:
+            shown = []
+            for pair in pairs:
+                a, b = (self.values(dataset, model, size, metric) for model in pair)
+                if len(a) == 0 or len(a) != len(b):
+                    shown.append("")
+                    continue
+                error = deviation(a - b) / len(a) ** 0.5
+                shown.append(f"{(a - b).mean():+.3f} ± {error:.3f} ({(a < b).sum()}/{len(a)})")
+            return shown
+
+        found = self.names("model")
+        pairs = [pair for pair in PAIRS if set(pair) <= set(found)]
+        return self._table([" - ".join(pair).upper() for pair in pairs], row) if pairs else ""
+
+    def _table(self, columns: Sequence[str], row: Callable[[str, int], list[str]]) -> str:
+        lines = [f"| data set | n | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
         for dataset in self.names("dataset"):
             for size in self.names("size"):
-                for first, second in PAIRS:
-                    figures = []
-                    for metric in METRICS:
-                        a, b = (self.values(dataset, model, size, metric) for model in (first, second))
-                        if len(a) and len(a) == len(b):
-                            error = deviation(a - b) / len(a) ** 0.5
-                            figures.append(f"{(a - b).mean():+.3f} ± {error:.3f} | {(a < b).sum()}/{len(a)}")
-                    if figures:
-                        lines.append(f"| {dataset} | {size} | {first} - {second} | {' | '.join(figures)} |")
+                cells = row(dataset, size)
+                if any(cells):
+                    lines.append(f"| {dataset} | {size} | {' | '.join(cells)} |")
         return "\n".join(lines)
