@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def _download(base: Path) -> Path:
     try:
         MNIST(base, download=True)
     except (OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip("<>")  # the last server tried
         raise FileNotFoundError(
             f"there is no MNIST in {base / 'mnist'} or {base / 'MNIST' / 'raw'} and it could not be "
             f"downloaded ({reason}); {_ADVICE}"
@@ -92,7 +93,7 @@ def read_idx(path: Path | None) -> np.ndarray:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zeros, kind, dimensions = struct.unpack_from(">HBB", content)
         shape = struct.unpack_from(f">{dimensions}I", content, 4)
-    except (EOFError, gzip.BadGzipFile, struct.error):
+    except (EOFError, gzip.BadGzipFile, zlib.error, struct.error):
         raise ValueError(f"{path} is damaged or not an idx file; download it again") from None
     data = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
     if zeros or kind != 8 or len(data) != np.prod(shape):

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import Any, TypeVar
 
 import torch
@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 
 
 def on_every_core(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int, ordered: bool = True
 ) -> Iterator[Result]:
-    """`map` over `workers` workers of one core each.
+    """`map` over `workers` workers of one core each; with `ordered=False` results come as they are ready.
 
     A batch of episodes is a long chain of operations on small tensors: cutting every one of them in two for
     two cores costs more than it saves, two chains side by side do not. On Linux the workers are forked
@@ -33,28 +33,40 @@ def on_every_core(
         if workers == 1:
             yield from map(function, items)
         elif sys.platform == "linux":
-            yield from _in_processes(function, items, workers)
+            yield from _in_processes(function, items, workers, ordered)
         else:
             with ThreadPoolExecutor(workers) as pool:
-                yield from pool.map(function, items)
+                yield from _results(pool, function, items, ordered)
     finally:
         torch.set_num_threads(before)
 
 
 def _in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int, ordered: bool
 ) -> Iterator[Result]:
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(function,))
     try:
-        yield from pool.map(_work, items)
+        yield from _results(pool, _work, items, ordered)
     except BaseException:  # an error or Ctrl-C: do not wait for work that will not be used
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _results(
+    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ordered: bool
+) -> Iterator[Result]:
+    futures = [pool.submit(function, item) for item in items]
+    try:
+        for future in futures if ordered else as_completed(futures):
+            yield future.result()
+    finally:  # what is not wanted any more need not begin
+        for future in futures:
+            future.cancel()
 
 
 _function: Callable[[Any], Any]  # of this worker; inherited by the fork, so it need not be pickled

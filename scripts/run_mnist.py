@@ -31,7 +31,7 @@ from tqdm import tqdm
 from backbones.train import keep_memory
 from data.mnist import Mnist, read_mnist, split_digits
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.mnist import DEFAULT, MODELS, Cell, run_cells
+from fewshot_dpkl.mnist import DEFAULT, MODELS, SETTINGS, Cell, run_cells
 from fewshot_dpkl.mnist.figures import draw, save_embedding
 from fewshot_dpkl.mnist.report import METRICS, report
 from fewshot_dpkl.results import Results
@@ -79,7 +79,7 @@ def main() -> None:
             raise ValueError(f"--{name} is {getattr(arguments, name)}; give at least {least}")
     device = use_device(arguments)
     keep_memory()
-    settings = {"trials": arguments.trials, "seed": arguments.seed}
+    settings = {"trials": arguments.trials, "seed": arguments.seed, **SETTINGS}
     results = Results(arguments.out, settings, METRICS, MODELS)
     digits = read_mnist(arguments.data_root)
     cells = make_cells(arguments, digits, device)
@@ -88,7 +88,8 @@ def main() -> None:
     workers = (arguments.threads or os.cpu_count() or 1) if device.type == "cpu" else 1
     started = time.perf_counter()
     bar_format = "{desc} {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
-    with tqdm(total=sum(cell.work for cell in missing), bar_format=bar_format, disable=None) as bar:
+    total = sum(cell.work for cell in missing)
+    with tqdm(total=total, bar_format=bar_format, smoothing=0, disable=None) as bar:
         for result in run_cells(missing, workers, lambda cell: bar.update(cell.work / cell.checks)):
             if result.embedding is not None and result.key[1] == drawn:
                 save_embedding(arguments.out, drawn, result.embedding, digits.test_labels)

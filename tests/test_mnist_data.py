@@ -66,7 +66,10 @@ def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(whole))
     assert read_idx(path).tolist() == np.arange(24).reshape(2, 3, 4).tolist()
-    for content in (gzip.compress(whole)[:-12], gzip.compress(whole[:-1]), whole, gzip.compress(b"ab"), b""):
+    garbled = bytearray(gzip.compress(whole))
+    garbled[10] ^= 0xFF  # the first byte after the header
+    cut = gzip.compress(whole)[:-12]
+    for content in (cut, gzip.compress(whole[:-1]), whole, gzip.compress(b"ab"), b"", bytes(garbled)):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="damaged or not an idx file"):
             read_idx(path)

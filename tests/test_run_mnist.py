@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -31,7 +32,8 @@ def test_the_script_writes_everything_and_goes_on_after_an_interruption(root, ru
     assert "8 cells in" in second.stdout
     assert "2 from before" in second.stdout
     document = json.loads((out / "results.json").read_text())
-    assert document["settings"] == {"trials": 2, "seed": 0}
+    paper = {"hidden": 64, "frequencies": 640, "batch_size": 32, "epochs": 100}
+    assert {"trials": 2, "seed": 0, **paper}.items() <= document["settings"].items()
     assert set(document["versions"]) == {"python", "torch", "numpy"}
     assert document["rows"][:4] == kept
     assert len(document["rows"]) == 20
@@ -99,12 +101,14 @@ def test_progress_is_reported_at_every_check():
     assert all(cell.checks == 2 for cell in cells())
 
 
-def test_a_stopped_run_ends_its_workers():
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stopped_run_ends_its_workers(workers):
     started: list[int] = []
-    results = run_cells(cells(50), 1, lambda cell: started.append(cell.size))
+    results = run_cells(cells(200), workers, lambda cell: started.append(cell.size))
     next(results)
     results.close()
-    assert len(set(started)) < 50
+    assert not multiprocessing.active_children()
+    assert len(set(started)) < 200
 
 
 def test_tables_show_means_deviations_and_paired_differences(tmp_path):

@@ -320,7 +320,8 @@ def directions(
     step = torch.empty_like(weights) if out is None else out
     torch.bmm(inputs.transpose(-1, -2), mixed.flatten(2), out=step.flatten(2))
     if similarity.joint:
-        step += drift[:, None] @ weights
+        of_rows = drift.repeat_interleave(weights.shape[1], dim=0)  # Er m m
+        step.flatten(0, 1).baddbmm_(of_rows, weights.flatten(0, 1))  # in place: fresh memory would cost more
     return [step, theta_step]
 
 

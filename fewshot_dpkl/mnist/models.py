@@ -18,15 +18,22 @@ from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.particle import embed
 from fewshot_dpkl.kernels import mean_embedding, random_frequencies
 
-LATENT, FREQUENCIES, BATCH = 64, 640, 32
+LATENT, FREQUENCIES, BATCH, EPOCHS = 64, 640, 32, 100
 LENGTHSCALES = tuple(precision**-0.5 for precision in (10, 20, 50))  # at 1/ℓ² = 1 no probability passes 0.45
 PAPER = ("blr", "bnn", "dblr", "dpkl")
+SETTINGS = {  # of every run, for its results
+    "hidden": LATENT,
+    "frequencies": FREQUENCIES,
+    "batch_size": BATCH,
+    "epochs": EPOCHS,
+    "lengthscales": [round(scale, 4) for scale in LENGTHSCALES],
+}
 DEFAULT = (*PAPER, "dpkl-lengthscale")
 # Beyond the paper: plain logits, and the authors' sign of SVGD's kernel gradient (particles attract).
 MODELS = (*DEFAULT, "blr-plain", "bnn-plain", *(f"{model}-attract" for model in PAPER))
 
 
-def make_heads(model: str, seed: int = 0, epochs: int = 100) -> list[Head]:
+def make_heads(model: str, seed: int = 0, epochs: int = EPOCHS) -> list[Head]:
     """The candidates of a model, one but for `dpkl-lengthscale`; `seed` is that of the frequencies."""
     if model not in MODELS:
         raise ValueError(f"there is no model {model!r}; choose from {', '.join(MODELS)}")

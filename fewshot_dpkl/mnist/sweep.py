@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from fewshot_dpkl.mnist.models import (
     BATCH,
+    EPOCHS,
     LENGTHSCALES,
     fit_trials,
     make_heads,
     mean_embedding_of,
     score,
 )
+from fewshot_dpkl.parallel import on_every_core
 
 EMBEDDED = 2000  # test digits of which a cell of DPKL keeps the mean embedding
 
@@ -42,7 +44,7 @@ class Cell:
     test_images: np.ndarray
     test_labels: np.ndarray
     seed: int = 0
-    epochs: int = 100
+    epochs: int = EPOCHS
     device: str = "cpu"
 
     @property
@@ -108,29 +110,22 @@ def run_cell(cell: Cell, on_check: Callable[[int], None] | None = None) -> CellR
 def run_cells(
     cells: Sequence[Cell], workers: int, progress: Callable[[Cell], None] | None = None
 ) -> Iterator[CellResult]:
-    """Results as they come, from `workers` threads of one core each.
+    """Results as they come, a cell to each of `workers` cores.
 
-    Independent cells on single threads keep every core busy, which threads inside one small matrix
-    product do not. `progress` is called at every check of a cell, `cell.checks` times.
+    `progress` is called, in a thread of its own, at every check of a cell, `cell.checks` times.
     """
-    stop = threading.Event()
+    checks: SimpleQueue[int | None] = SimpleQueue()  # from the workers, which may be processes
 
-    def run(cell: Cell) -> CellResult:
-        def on_check(_epoch: int) -> None:
-            if stop.is_set():
-                raise InterruptedError("the run was stopped")
+    def listen() -> None:
+        for number in iter(checks.get, None):
             if progress:
-                progress(cell)
+                progress(cells[number])
 
-        return run_cell(cell, on_check)
+    def run(number: int) -> CellResult:
+        return run_cell(cells[number], lambda _epoch: checks.put(number))
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(workers)
-    try:
-        for future in as_completed([pool.submit(run, cell) for cell in cells]):
-            yield future.result()
-    finally:  # an error or Ctrl-C: do not wait for cells that will not be used
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    yield from on_every_core(run, range(len(cells)), workers, ordered=False)
+    checks.put(None)  # not after an error or Ctrl-C: a worker may have ended with the queue in its hands
+    listener.join()
