@@ -83,7 +83,6 @@ def _embedding(folder: Path, size: int) -> Figure:
         linewidths=0,
     )
     figure.colorbar(points, ax=axis, ticks=range(10), label="digit")
-    axis.set(
-        title=f"mean embeddings of {len(digit)} test digits (t-SNE), DPKL, n = {size}", xticks=[], yticks=[]
-    )
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(f"DPKL, n = {size}: mean embeddings of {len(digit)} test digits (t-SNE)", fontsize=10)
     return figure
