@@ -70,7 +70,14 @@ class Results:
         return tuple(row[key] for key in self.keys)
 
     def add(self, rows: Sequence[dict[str, Any]], **about: Any) -> None:
-        """Keep a finished cell, on disk before anything else happens; `about` goes to `cells`."""
+        """Keep a finished cell, on disk before anything else happens; `about` goes to `cells`.
+
+        Cells that another run has added to the folder meanwhile are kept too.
+        """
+        if self.path.exists():
+            self._continue()
+        if self._key(rows[0]) in self.done:
+            return
         self.rows += rows
         self.cells.append({**{key: rows[0][key] for key in self.keys}, **about})
         self.write()

@@ -111,6 +111,22 @@ def test_a_stopped_run_ends_its_workers(workers):
     assert len(set(started)) < 200
 
 
+def test_two_runs_in_one_folder_keep_each_others_cells(tmp_path):
+    first, second = (Results(tmp_path, {}, METRICS, MODELS) for _ in range(2))
+
+    def row(size: int) -> list[dict[str, float | str]]:
+        return [{"model": "blr", "size": size, "trial": 0, "error": 1.0, "nll": 2.0}]
+
+    first.add(row(100))
+    for size in (200, 300):
+        second.add(row(size))
+    first.add(row(200))  # both had it to do: it is there once
+    first.add(row(400))
+    found = Results(tmp_path, {}, METRICS, MODELS)
+    assert found.found_sizes == [100, 200, 300, 400]
+    assert len(found.rows) == len(found.cells) == 4
+
+
 def test_tables_show_means_deviations_and_paired_differences(tmp_path):
     results = Results(tmp_path, {}, METRICS, MODELS)
     for model, values in (("dblr", (10.0, 20.0)), ("dpkl", (5.0, 21.0))):
