@@ -26,11 +26,12 @@ from tqdm import tqdm
 
 from backbones.augment import augment, normalise
 from backbones.files import load_tensors, save_tensors
-from backbones.head import CosineClassifier
+from backbones.head import CosineClassifier, neighbour_loss
 
 IDENTITY = ("backbone", "start", "dataset", "classes", "images", "recipe", "processes")
 """The entries of a card that must agree for a run to be resumed."""
 Validate = Callable[[nn.Module], dict[str, float]]
+_TOGETHER = 4  # pictures of a class side by side in a batch, where neighbours count
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the result of a training run, apart from the data."""
+    """Everything that decides the result of a training run, apart from the data.
+
+    `neighbours` is the weight of `neighbour_loss` beside the cross-entropy; with it, four pictures of a
+    class stand together in a batch.
+    """
 
     stages: tuple[Stage, ...]
     optimizer: str = "adamw"
@@ -58,6 +63,7 @@ class Recipe:
     label_smoothing: float = 0.0
     scale: float = 10.0
     learn_scale: bool = True
+    neighbours: float = 0.0
     area: tuple[float, float] = (0.35, 1.0)
     jitter: float = 0.4
     average: float = 0.998
@@ -100,9 +106,10 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.head = head
 
-    def forward(self, images: Tensor) -> Tensor:
-        """`[B, 3, H, W]` to scores `[B, C]`."""
-        return self.head(self.backbone.feature_map(images))  # type: ignore[operator]
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B, 3, H, W]` to scores `[B, C]` and feature maps `[B, channels, h, w]`."""
+        feature_map = self.backbone.feature_map(images)  # type: ignore[operator]
+        return self.head(feature_map), feature_map
 
 
 class Training:
@@ -235,12 +242,24 @@ def _generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed >> 1))
 
 
+def shuffled(labels: np.ndarray, together: int, generator: torch.Generator) -> np.ndarray:
+    """All pictures in random order `[N]`, `together` random ones of a class side by side (the last fewer)."""
+    order = torch.randperm(len(labels), generator=generator).numpy()
+    if together == 1:
+        return order
+    order = order[np.argsort(labels[order], kind="stable")]  # class by class, at random inside
+    inside = np.arange(len(order)) - np.searchsorted(labels[order], labels[order])  # a picture's place there
+    _, group = np.unique(labels[order] * len(order) + inside // together, return_inverse=True)
+    place = torch.rand(int(group.max()) + 1, generator=generator).numpy()
+    return order[np.argsort(place[group], kind="stable")]
+
+
 def batches(
     images: np.ndarray, labels: np.ndarray, recipe: Recipe, epoch: int, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented pictures `[B, 3, S, S]` and labels `[B]` of one epoch, this process's share of each batch."""
     stage = recipe.stage_of(epoch)
-    order = torch.randperm(len(labels), generator=_generator(recipe.seed, epoch)).numpy()
+    order = shuffled(labels, _TOGETHER if recipe.neighbours else 1, _generator(recipe.seed, epoch))
     share = stage.batch_size // world
     for step in range(len(labels) // stage.batch_size):
         begin = step * stage.batch_size + rank * share
@@ -267,8 +286,10 @@ def train_epoch(
         for group in run.optimizer.param_groups:
             group["lr"] = recipe.lr_at((epoch + step / steps) / recipe.epochs)
         targets = targets.to(run.device, non_blocking=True)
-        scores = forward(pictures.to(run.device, non_blocking=True))  # B C
+        scores, maps = forward(pictures.to(run.device, non_blocking=True))  # B C
         loss = F.cross_entropy(scores, targets, label_smoothing=recipe.label_smoothing)
+        if recipe.neighbours:
+            loss = loss + recipe.neighbours * neighbour_loss(maps.flatten(1), targets)
         run.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         run.optimizer.step()

@@ -62,6 +62,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--fixed-scale", action="store_true", help="do not learn the scale")
     parser.add_argument(
+        "--neighbours",
+        type=float,
+        default=0.0,
+        help="weight of a loss that draws the nearest neighbours of a class together (default: %(default)s)",
+    )
+    parser.add_argument(
         "--min-area", type=float, default=0.35, help="smallest random crop, share of the picture"
     )
     parser.add_argument("--jitter", type=float, default=0.4, help="strength of the colour jitter")
@@ -100,6 +106,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
         label_smoothing=arguments.label_smoothing,
         scale=arguments.scale,
         learn_scale=not arguments.fixed_scale,
+        neighbours=arguments.neighbours,
         area=(arguments.min_area, 1.0),
         jitter=arguments.jitter,
         average=arguments.average,

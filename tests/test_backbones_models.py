@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,7 @@ from torch import nn
 from backbones import ARCHITECTURES, build, conv_from_closer_look, fold_batch_norm
 from backbones.conv import ConvBlock
 from backbones.fused import batch_moments, norm_pool
-from backbones.head import CosineClassifier
+from backbones.head import CosineClassifier, neighbour_loss
 
 
 class TextbookBlock(nn.Module):
@@ -175,6 +178,22 @@ def test_cosine_classifier_is_scaled_cosine():
         for c, score in enumerate(scores):
             cosine = F.cosine_similarity(maps[b].flatten(), head.weight[c].flatten(), dim=0)
             assert score.item() == pytest.approx(7 * cosine.item(), abs=1e-5)
+
+
+def test_neighbour_loss_is_the_mean_surprise_over_pictures_that_have_a_neighbour():
+    torch.manual_seed(0)
+    features, labels = torch.randn(7, 5, dtype=torch.float64), torch.tensor([0, 1, 0, 2, 1, 0, 3])
+    surprise = []
+    for i in (0, 1, 2, 4, 5):  # 3 and 6 are alone in their class
+        others = [j for j in range(7) if j != i]
+        weight = {j: math.exp(4 * F.cosine_similarity(features[i], features[j], dim=0)) for j in others}
+        own = sum(weight[j] for j in others if labels[j] == labels[i])
+        surprise.append(-math.log(own / sum(weight.values())))
+    assert neighbour_loss(features, labels, scale=4.0).item() == pytest.approx(np.mean(surprise))
+
+    alone = features.clone().requires_grad_()
+    neighbour_loss(alone, torch.arange(7)).backward()
+    assert not alone.grad.any()
 
 
 def test_cosine_classifier_is_resampled_to_other_map_sizes():

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from backbones import Recipe, Stage, build, load_backbone, train
 from backbones.augment import normalise
 from backbones.files import load_tensors
-from backbones.train import batches, class_means
+from backbones.train import batches, class_means, shuffled
 from data import spread_per_class
 from fewshot_dpkl import FeatureSet
 from tests.conftest import ROOT
@@ -133,6 +133,17 @@ def test_an_epoch_shows_every_picture_once_and_in_an_order_of_its_own():
         seen.append(colours.round().int().tolist())
     assert sorted(seen[0]) == sorted(seen[1]) == list(range(24))
     assert seen[0] != seen[1]
+
+
+def test_four_pictures_of_a_class_stand_together_where_neighbours_count(tmp_path):
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [8, 9, 4]))
+    order, other = (shuffled(labels, 4, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert sorted(order) == sorted(other) == list(range(21))
+    assert order.tolist() != other.tolist()
+    runs = [len(list(group)) for _, group in itertools.groupby(labels[order])]
+    assert all(length % 4 in (0, 1) for length in runs)  # one picture of class 1 is left over
+    card = run(tmp_path / "w.safetensors", dataclasses.replace(TINY, neighbours=1.0))
+    assert card["kept"]["loss"] > run(tmp_path / "plain.safetensors")["kept"]["loss"] + 0.1
 
 
 def test_processes_share_each_batch():
