@@ -117,7 +117,7 @@ class LearntInTheLoop(CalibratedDPKLHead):
             theta = train(
                 points * scale, labels, Particles(None, theta * scale[..., None]), FreeClassWeights(),
                 torch.arange(n).expand(len(points), 2, -1), batch_size=n,
-                learning_rate=self.learning_rate / shot, prior=self.prior * shot / 2,
+                learning_rate=self.learning_rate / (shot + self.prior), prior=self.prior / 2,
                 prior_mean=means * scale[..., None], check_every=2, optimizer="sgd",
             ).theta / scale[..., None]  # fmt: skip
             log_precision = self._ascend(log_precision, points, labels, theta)
@@ -152,8 +152,9 @@ def variants(fitted: dict[str, float], shot: int) -> dict[str, Callable[[], Head
         "30 particles of class weights": calibrated(particles=30),
         "3 times the diversity": calibrated(diversity=3.0),
         "150 steps": calibrated(steps=150),
-        "prior a third": calibrated(prior=1 / 3),
-        "prior 3 times": calibrated(prior=3.0),
+        "prior of 2 examples": calibrated(prior=2.0),
+        "prior of 10 examples": calibrated(prior=10.0),
+        "prior of as many examples as there are": calibrated(prior=float(shot)),
         "lengthscale by leave-one-out on the support set": lambda: DPKL("calibrated"),
         "lengthscale by marginal likelihood in the particle loop": LearntInTheLoop,
         "class means of unit length": lambda: make_head("centroid", scale=precision * 0.7),
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--base", type=Path, help="features of base classes")
     parser.add_argument("--shot", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=300)
+    parser.add_argument("--only", default="", help="run the variants whose name has this in it")
     parser.add_argument("--seed", type=int, default=1, help="not that of the results (default: %(default)s)")
     arguments = parser.parse_args()
     features = FeatureSet.load(arguments.features)
@@ -220,7 +222,8 @@ def main() -> None:
     print("| variant | accuracy | difference | NLL | difference | ECE |\n|---|---|---|---|---|---|")
     first = run(heads["calibrated"](), features)
     for name, make in tqdm(heads.items(), disable=None):
-        print(line(name, run(make(), features), first), flush=True)
+        if arguments.only in name or name == "calibrated":
+            print(line(name, run(make(), features), first), flush=True)
     for name, changed in (
         prepared(features, FeatureSet.load(arguments.base)).items() if arguments.base else ()
     ):

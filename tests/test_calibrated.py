@@ -55,8 +55,8 @@ def test_particles_that_stay_at_the_class_means_are_gaussian_classes(dimension):
 def test_the_prior_holds_the_particles_at_the_class_means():
     x, y, xq, _ = task(spread=1.0)
     shifts = []
-    for prior in (0.1, 10.0):
-        head = CalibratedDPKLHead(spread=0.03, shot_noise=0.0, prior=prior, steps=200, learning_rate=0.05)
+    for prior in (0.4, 40.0):
+        head = CalibratedDPKLHead(spread=0.03, shot_noise=0.0, prior=prior, steps=200, learning_rate=0.1)
         shifts.append(np.abs(head.fit(x, y).predict_proba(xq) - gaussian_classes(x, y, xq, 0.03)).max())
     assert shifts[1] < 0.5 * shifts[0]
     assert shifts[0] > 0.01

@@ -32,9 +32,9 @@ class CalibratedDPKLHead(Head):
         spread, shot_noise: the two parts of ℓ²; give both or neither.
         particles: of the class weights.
         steps: of SVGD on the whole support set, in the span of the support set where n < D.
-        learning_rate: of a step, divided by the examples per class, to which gradients are proportional.
-        prior: strength of the prior, as if each example had been seen that many times: the class weights are
-            Gaussian around the class mean with variance ℓ² / (prior · examples per class).
+        learning_rate: of a step, divided by examples per class + `prior`, to which gradients are proportional.
+        prior: strength of the prior, in examples per class: the class weights are Gaussian around the class
+            mean with variance ℓ² / `prior`. With few examples they stay there, with many they leave it.
         diversity: how far from the class means the particles start, in units of ℓ.
         bandwidth: rule for κ between particles, `paper` or `liu-wang`.
         random_state: seed of the initial class weights.
@@ -48,8 +48,8 @@ class CalibratedDPKLHead(Head):
         shot_noise: float | None = None,
         particles: int = 10,
         steps: int = 50,
-        learning_rate: float = 0.5,
-        prior: float = 1.0,
+        learning_rate: float = 1.0,
+        prior: float = 5.0,
         diversity: float = 1.0,
         bandwidth: Bandwidth = "paper",
         random_state: int | None = 0,
@@ -78,7 +78,7 @@ class CalibratedDPKLHead(Head):
         trained = train(
             points, labels, Particles(None, start), FreeClassWeights(),
             torch.arange(n, device=labels.device).expand(len(points), self.steps, -1),
-            batch_size=n, learning_rate=self.learning_rate / shot, prior=self.prior * shot / 2,
+            batch_size=n, learning_rate=self.learning_rate / (shot + self.prior), prior=self.prior / 2,
             prior_mean=means, rule=self.bandwidth, check_every=self.steps, optimizer="sgd",
         )  # fmt: skip
         class_weights = span.to_features(trained.theta.flatten(1, 2).transpose(-1, -2)).transpose(-1, -2)
