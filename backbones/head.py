@@ -1,4 +1,4 @@
-"""What a backbone is trained by: the cosine classifier of Baseline++ (Chen et al. 2019), and its neighbours."""
+"""What a backbone is trained by: the cosine classifier of Baseline++ (Chen et al. 2019), and neighbours."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class CalibratedDPKLHead(Head):
         spread, shot_noise: the two parts of ℓ²; give both or neither.
         particles: of the class weights.
         steps: of SVGD on the whole support set, in the span of the support set where n < D.
-        learning_rate: of a step, divided by examples per class + `prior`, to which gradients are proportional.
+        learning_rate: of a step, divided by examples per class + `prior`, to which the gradients grow.
         prior: strength of the prior, in examples per class: the class weights are Gaussian around the class
             mean with variance ℓ² / `prior`. With few examples they stay there, with many they leave it.
         diversity: how far from the class means the particles start, in units of ℓ.

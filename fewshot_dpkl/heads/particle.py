@@ -356,7 +356,7 @@ def _gradients(
     if similarity.normalised:
         grad_theta = normalise_backward(grad_theta, theta_unit, theta_length)
         grad_z = None if grad_z is None else normalise_backward(grad_z, z, length)
-    grad_hidden = None if grad_z is None else grad_z.mul_(z.sign())  # through the ReLU
+    grad_hidden = None if grad_z is None else torch.ops.aten.threshold_backward(grad_z, z, 0)  # the ReLU
     return grad_hidden, grad_theta.view_as(theta).flatten(2)
 
 
