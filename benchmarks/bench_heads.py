@@ -146,7 +146,7 @@ def compare_workers(features: FeatureSet, episodes: int) -> dict[str, float]:
     """Seconds an episode of DPKL on all cores, by what the cores are given."""
     table = torch.as_tensor(features.features.astype(np.float32))
     cores = torch.get_num_threads()
-    size = max(1, min(24, episodes // cores))
+    size = episodes // cores
     batches = list(EpisodeSampler(features).batches(range(episodes), size))
     work = partial(score_head, DPKLHead(), table)
 
@@ -192,7 +192,7 @@ def roofline() -> dict[str, float]:
     """The machine's matrix-product rate on one core, and what DPKL's training step makes of it."""
     a = torch.rand(768, 768)
     rate = max(2 * 768**3 / timed(lambda: a @ a) for _ in range(20))
-    n, m, b, d, k, block = 25, 10, 5, 128, 50, 128  # 5-way 5-shot, minibatch 5, one block of frequencies
+    n, m, b, d, k, block = 25, 10, 5, 128, 50, 64  # 5-way 5-shot, minibatch 5, one block of frequencies
     points = m * b + k  # embedded points and class weights
     products = (
         2 * m * b * n * d  # through the layers and back
@@ -297,7 +297,7 @@ def main() -> None:
         heads = {name: done(time_ours(name, features, episodes)) for name in OURS}
         for name, function in rivals().items():
             heads[name] = done(time_rival(function, features, few if "reference" in name else episodes))
-        workers = done(compare_workers(features, episodes // 2))
+        workers = done(compare_workers(features, 4 * torch.get_num_threads()))  # few: the last way is slow
         cores = torch.get_num_threads()
         torch.set_num_threads(1)
         times = {

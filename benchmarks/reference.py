@@ -72,6 +72,7 @@ def dpkl(
     seed: int,
     *,
     frequencies: Tensor | None = None,
+    frequencies_per_step: int = 64,
     embeddings: int = 10,
     particles: int = 10,
     latent: int = 128,
@@ -79,9 +80,13 @@ def dpkl(
     batch_size: int = 5,
     learning_rate: float = 1e-3,
     prior: float = 1e-3,
+    kappa_every: int = 5,
     optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
 ) -> Tensor:
-    """Fit DPKL (DBLR with `embeddings=1`) to one episode; class probabilities of the queries `[q, C]`."""
+    """Fit DPKL (DBLR with `embeddings=1`) to one episode; class probabilities of the queries `[q, C]`.
+
+    The closed form, or random features with `frequencies` `[R, d]`, a block of them in each training step.
+    """
     n, features = support.shape
     classes = int(labels.max()) + 1
     draws = Draws(seed)
@@ -93,12 +98,15 @@ def dpkl(
     optimise = optimizer([*weights, *thetas], lr=learning_rate)  # type: ignore[call-arg]
     best: tuple[float, float] = (math.inf, math.inf)
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
+    blocks = [None] if frequencies is None else frequencies.split(frequencies_per_step)
+    step = 0
 
     for epoch in range(epochs):
         for batch in orders[epoch].split(batch_size):
+            step += 1
             for tensor in (*weights, *thetas):
                 tensor.requires_grad_()
-            rho = probabilities(x[batch], weights, thetas, frequencies)
+            rho = probabilities(x[batch], weights, thetas, blocks[step % len(blocks)])
             of_truth = [(r * y[batch]).sum(-1) for r in rho]
             loss = -torch.stack(of_truth).mean(0).log().mean()
             weight_grads = torch.autograd.grad(loss, weights, retain_graph=True)
@@ -108,8 +116,9 @@ def dpkl(
                 scores += torch.autograd.grad(log_posterior, theta, retain_graph=True)
 
             with torch.no_grad():
-                kappa, _ = particle_kernel(flatten(weights))
-                mixed = kappa @ flatten(weight_grads)  # Algorithm 1
+                if (step - 1) % kappa_every == 0:
+                    layer_kappa, _ = particle_kernel(flatten(weights))
+                mixed = layer_kappa @ flatten(weight_grads)  # Algorithm 1
                 for w, row in zip(weights, mixed, strict=True):
                     w.grad = row.view_as(w)
                 flat = flatten(thetas)

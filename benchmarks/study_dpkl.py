@@ -46,13 +46,14 @@ STUDIES: dict[str, dict[str, Head]] = {
     "frequencies": {
         "R = 1280, all in every step": DPKLHead(frequencies_per_step=1280),
         "R = 1280, 128 a step (default)": DPKLHead(),
-        "R = 512, all in every step": DPKLHead(frequencies=512, frequencies_per_step=512),
+        "R = 1280, 64 a step": DPKLHead(frequencies_per_step=64),
+        "R = 640, 128 a step": DPKLHead(frequencies=640),
         "R = 512, 128 a step": DPKLHead(frequencies=512),
-        "R = 256, all in every step": DPKLHead(frequencies=256, frequencies_per_step=256),
         "R = 256, 128 a step": DPKLHead(frequencies=256),
         "R = 128": DPKLHead(frequencies=128),
         "closed form": DPKLHead(kernel="exact"),
     },
+    "kappa": {"κ in every step": DPKLHead(kappa_every=1), "κ every 5 steps (default)": DPKLHead()},
     "start": {"own layers (default)": DPKLHead(), "shared layers": SharedStart()},
     "judge": {"judged by all R (default)": DPKLHead(), "judged by the closed form": JudgedByClosedForm()},
     "basis": {

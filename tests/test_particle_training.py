@@ -130,7 +130,8 @@ def test_head_agrees_with_the_reference_loop(kernel, embeddings):
     x, y, xq = (torch.tensor(a) for a in task(dimension=40)[:3])
     x, xq = x.double(), xq.double()
     settings = dict(latent=16, embeddings=embeddings, particles=4, epochs=15, learning_rate=3e-3)
-    head = DPKLHead(kernel=kernel, frequencies=64, frequencies_per_step=64, span=False, **settings)
+    settings |= dict(frequencies_per_step=24, kappa_every=2)  # two blocks of them and a shorter one
+    head = DPKLHead(kernel=kernel, frequencies=64, span=False, **settings)
     v = head._similarity(x)[0].frequencies if kernel == "rff" else None
     theirs = reference.dpkl(x, y, xq, 3, frequencies=v, **settings)
     ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()

@@ -273,6 +273,11 @@ def layer_distances(weights: Tensor) -> Tensor:
     return distances_from_products(products.sum(1))
 
 
+def layer_kernel(weights: Tensor, outside: Tensor | float, rule: Bandwidth) -> Tensor:
+    """κ `[E, m, m]` between the layers of `weights` `[E, r, m, d]`; `outside` as in `directions`."""
+    return particle_kernel(layer_distances(weights) + outside, rule)[0]
+
+
 def directions(
     inputs: Tensor,
     targets: Tensor,
@@ -285,6 +290,7 @@ def directions(
     rule: Bandwidth = "paper",
     repulsion: float = 1.0,
     outside: Tensor | float = 0.0,
+    kappa: Tensor | None = None,
     out: Tensor | None = None,
 ) -> list[Tensor]:
     """Descent directions of one minibatch, one for each of `particles.tensors()`.
@@ -297,6 +303,7 @@ def directions(
         prior_mean: `[E, 1, C, d]`, of the class weights.
         repulsion: of SVGD, see `particles.svgd_mixing`.
         outside: `[E, m, m]` squared distances between the parts of the particles that do not move.
+        kappa: `[E, m, m]`, κ between the layers, if it is known already.
         out: memory `[E, r, m, d]` for the direction of the layers.
     """
     weights, theta = particles.weights, particles.theta.flatten(2)  # E r m d, E P Cd
@@ -314,7 +321,8 @@ def directions(
     if similarity.joint:
         mixed = -mix[:, None] @ grad_hidden  # E b m d
     else:
-        kappa, _ = particle_kernel(layer_distances(weights) + outside, rule)
+        if kappa is None:
+            kappa = layer_kernel(weights, outside, rule)
         mixed = kappa[:, None] @ grad_hidden
     # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing first, then Xᵀ, is r/b times cheaper.
     step = torch.empty_like(weights) if out is None else out
@@ -385,6 +393,7 @@ def train(
     rule: Bandwidth = "paper",
     repulsion: float = 1.0,
     outside: Tensor | float = 0.0,
+    kappa_every: int = 1,
     check_every: int = 10,
     optimizer: Optimizer = "adam",
     validation: tuple[Tensor, Tensor] | None = None,
@@ -398,6 +407,7 @@ def train(
         similarity: of the model; it judges the error.
         orders: `[E, epochs, n]`, the order of the points in every epoch.
         of_steps: cheaper estimates of `similarity`, one for each step in turn (default: itself).
+        kappa_every: steps between looks at κ of the layers.
         check_every: epochs between looks at the error (of equal errors the lower loss wins).
         validation: points `[E, v, r]` and labels `[E, v]` to judge by (default: the training points).
         on_check: called after every look with the number of epochs done.
@@ -412,12 +422,15 @@ def train(
     best = Selection(current)
     n, epochs = inputs.shape[1], orders.shape[1]
     step = 0
+    kappa = None
     for epoch in range(epochs):
         for x, y in minibatches(inputs, targets, orders[:, epoch], batch_size):
+            if current.weights is not None and not similarity.joint and step % kappa_every == 0:
+                kappa = layer_kernel(current.weights, outside, rule)
             step += 1
             moves = directions(
                 x, y, current, of_steps[step % len(of_steps)], n=n, prior=prior, prior_mean=prior_mean,
-                rule=rule, repulsion=repulsion, outside=outside, out=memory,
+                rule=rule, repulsion=repulsion, outside=outside, kappa=kappa, out=memory,
             )  # fmt: skip
             optimise(moves)
         if (epoch + 1) % check_every == 0 or epoch + 1 == epochs:

@@ -51,6 +51,7 @@ def make_heads(model: str, seed: int = 0, epochs: int = EPOCHS) -> list[Head]:
     layer: dict[str, Any] = {"latent": LATENT, "span": False, **common}
     if name == "dblr":
         return [DBLRHead(**layer)]
+    layer["kappa_every"] = 1  # all of a particle moves here
     if variant == "lengthscale":  # random features are too coarse for short lengthscales
         return [DPKLHead("exact", lengthscale=scale, **layer) for scale in LENGTHSCALES]
     return [DPKLHead(frequencies=FREQUENCIES, frequency_seed=seed, **layer)]
