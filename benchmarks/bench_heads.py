@@ -192,11 +192,11 @@ def roofline() -> dict[str, float]:
     """The machine's matrix-product rate on one core, and what DPKL's training step makes of it."""
     a = torch.rand(768, 768)
     rate = max(2 * 768**3 / timed(lambda: a @ a) for _ in range(20))
-    n, m, b, d, k, block = 25, 10, 5, 128, 50, 64  # 5-way 5-shot, minibatch 5, one block of frequencies
+    n, m, b, d, k, block = 25, 10, 5, 128, 50, 128  # 5-way 5-shot, minibatch 5, one block of frequencies
     points = m * b + k  # embedded points and class weights
     products = (
         2 * m * b * n * d  # through the layers and back
-        + m * m * n * d  # distances between the layers
+        + m * m * n * d / 5  # distances between the layers, once in five steps
         + 2 * points * d * block  # phases and back
         + 3 * b * k * 2 * block  # kernel and back, to both sides
         + m * m * b * d  # κ between layers

@@ -72,7 +72,7 @@ def dpkl(
     seed: int,
     *,
     frequencies: Tensor | None = None,
-    frequencies_per_step: int = 64,
+    frequencies_per_step: int = 128,
     embeddings: int = 10,
     particles: int = 10,
     latent: int = 128,
