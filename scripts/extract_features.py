@@ -10,7 +10,7 @@ import argparse
 
 from _cli import add_device_arguments, run, use_device
 
-from backbones import extract_features, load_backbone
+from backbones import Extractor, extract_features, load_backbone
 from data import load_pixels, open_split, spread_per_class
 from fewshot_dpkl.features import FeatureSet
 
@@ -31,10 +31,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
     parser.add_argument("--out", required=True, help="features file, .npz or .safetensors")
     parser.add_argument("--per-class", type=int, help="only so many pictures of every class, evenly spread")
+    parser.add_argument("--size", type=int, help="side of the pictures in pixels (default: the backbone's)")
     parser.add_argument("--dtype", default="float32", choices=["float16", "float32"])
     parser.add_argument("--batch-size", type=int, default=32)
     add_device_arguments(parser)
     return parser.parse_args()
+
+
+def at_size(backbone: Extractor, size: int) -> Extractor:
+    """The same backbone for pictures of another size, to which the lengthscale of its card does not apply."""
+    if size < 16:
+        raise ValueError(f"--size is {size}; expected at least 16")
+    card = {key: value for key, value in backbone.card.items() if key != "lengthscale"}
+    return Extractor(backbone.module, size, size, backbone.mean, backbone.std, card, backbone.mirror)
 
 
 def main() -> None:
@@ -45,6 +54,8 @@ def main() -> None:
         raise ValueError(f"--out is {arguments.out}; expected a name that ends in .npz or .safetensors")
     device = use_device(arguments)
     backbone = load_backbone(arguments.backbone)
+    if arguments.size is not None:
+        backbone = at_size(backbone, arguments.size)
     if arguments.images:
         split = open_split(f"folder:{arguments.images}", "all")
     else:

@@ -273,6 +273,12 @@ def test_from_pictures_to_features_by_script(shapes, tmp_path, script):
     assert few.card["backbone"]["recipe"]["stages"] == [
         {"epochs": 1, "size": 16, "batch_size": 8, "frozen": 0}
     ]
+    small = ("--images", shapes / "novel", "--size", 48, "--out", tmp_path / "small.npz", "--threads", 1)
+    script("extract_features", "--backbone", weights, *small)
+    resized = FeatureSet.load(tmp_path / "small.npz")
+    assert resized.features.shape == (100, 64 * 3 * 3)
+    assert resized.card["backbone"]["preprocessing"]["crop"] == 48
+    assert "lengthscale" not in resized.card["backbone"]
 
 
 def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys):
@@ -321,6 +327,9 @@ def test_scripts_refuse_bad_input_in_one_sentence(shapes, tmp_path, script, caps
     assert "ends in .npz" in refused("extract_features", "--images", shapes, "--out", "x.txt")
     assert "no backbone 'nothing'" in refused(
         "extract_features", "--backbone", "nothing", "--images", shapes, "--out", tmp_path / "x.npz"
+    )
+    assert "--size is 8; expected at least 16" in refused(
+        "extract_features", "--images", shapes / "val", "--size", 8, "--out", tmp_path / "x.npz"
     )
     assert not out.exists()
     assert not (tmp_path / "x.npz").exists()
