@@ -170,6 +170,8 @@ def variants(fitted: dict[str, float], shot: int) -> dict[str, Callable[[], Head
         "paper, 20 particles of layers": paper(embeddings=20),
         "paper, whole support set per step": paper(batch_size=25),
         "paper, 30 epochs": paper(epochs=30),
+        "paper, the last parameters instead of the best": paper(check_every=100),
+        "paper, a look at the error every epoch": paper(check_every=1),
         "paper, momentum at 0.1": paper(optimizer="momentum", learning_rate=0.1),
         "paper, Liu and Wang's bandwidth": paper(bandwidth="liu-wang"),
     }

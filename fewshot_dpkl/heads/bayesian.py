@@ -133,6 +133,7 @@ class DPKLHead(Head):
         latent: d, the width of the layer.
         optimizer: `adam`, `sgd` or `momentum`.
         kappa_every: steps between looks at κ of the layers, which hardly changes from one step to the next.
+        check_every: epochs between looks at the training error.
         span: train in the span of the support set where n < D (see `span.py`): many times faster, the same
             result for `sgd` and `momentum`, another basis for `adam`.
         particles, epochs, batch_size, learning_rate, prior, bandwidth, repulsion, random_state: as in
@@ -158,6 +159,7 @@ class DPKLHead(Head):
         repulsion: float = 1.0,
         optimizer: Optimizer = "adam",
         kappa_every: int = 5,
+        check_every: int = 10,
         span: bool = True,
         frequency_seed: int = 0,
         random_state: int | None = 0,
@@ -177,6 +179,7 @@ class DPKLHead(Head):
         self.repulsion = repulsion
         self.optimizer = optimizer
         self.kappa_every = kappa_every
+        self.check_every = check_every
         self.span = span
         self.frequency_seed = frequency_seed
         self.random_state = random_state
@@ -238,8 +241,8 @@ class DPKLHead(Head):
             span.coordinates, labels, start, judge, torch.stack(orders).to(labels.device),
             of_steps=of_steps, batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
             rule=self.bandwidth, repulsion=self.repulsion, outside=torch.cat(outside),
-            kappa_every=self.kappa_every, optimizer=self.optimizer, validation=_scaled(validation),
-            on_check=on_check,
+            kappa_every=self.kappa_every, check_every=self.check_every, optimizer=self.optimizer,
+            validation=_scaled(validation), on_check=on_check,
         )  # fmt: skip
         assert trained.weights is not None
         for e, moved in enumerate(trained.weights):
