@@ -95,6 +95,21 @@ class Bootstrap(Head):
         return (scores * self.precision).log_softmax(-1).logsumexp(1) - math.log(self.particles)
 
 
+class TwoLevels(DPKLHead):
+    """The paper's head behind relu(xA) with one random A `[D, 512]`: two levels, the first not trained."""
+
+    name = "two levels"
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int], *_: object) -> State:
+        return super().fit_episodes(self._first(support), labels, seeds)
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        return super().log_proba_episodes(state, self._first(query))
+
+    def _first(self, features: Tensor) -> Tensor:
+        return (unit(features) @ Draws(0).normal(features.shape[-1], 512)).relu_()
+
+
 class LearntInTheLoop(CalibratedDPKLHead):
     """ℓ ascends the marginal likelihood of the support labels, two steps of SVGD and one of ℓ in turn.
 
@@ -168,6 +183,7 @@ def variants(fitted: dict[str, float], shot: int) -> dict[str, Callable[[], Head
         "paper, 1/ℓ² = 10": paper(lengthscale=10**-0.5),
         "paper, 1 particle of layers": paper(embeddings=1),
         "paper, 20 particles of layers": paper(embeddings=20),
+        "paper, two levels": lambda: TwoLevels(kernel="exact"),
         "paper, whole support set per step": paper(batch_size=25),
         "paper, 30 epochs": paper(epochs=30),
         "paper, the last parameters instead of the best": paper(check_every=100),
