@@ -72,6 +72,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.optimizer not in ("adamw", "sgd"):
             raise ValueError(f"optimizer is {self.optimizer!r}; choose adamw or sgd")
+        if self.neighbours < 0:
+            raise ValueError(f"neighbours is {self.neighbours}; expected a weight of 0 or more")
         for stage in self.stages:
             if stage.size < 16 or stage.batch_size < 2 or stage.epochs < 0 or stage.frozen < 0:
                 raise ValueError(

@@ -166,6 +166,7 @@ def test_the_learning_rate_goes_up_and_down_once():
     ("change", "sentence"),
     [
         ({"optimizer": "magic"}, "choose adamw or sgd"),
+        ({"neighbours": -1.0}, "expected a weight of 0 or more"),
         ({"stages": (Stage(1, 8, 8),)}, "pictures need 16 pixels"),
         ({"stages": (Stage(1, 16, 8, frozen=4),)}, "4 frozen blocks leave none of the backbone to learn"),
         ({"stages": (Stage(1, 16, 100),)}, "batch size 100 does not fit 24 images"),
