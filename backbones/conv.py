@@ -84,7 +84,6 @@ class ConvNet(nn.Module):
             )
             for index in range(depth)
         )
-        self.map_channels = width
 
     def feature_map(self, images: Tensor) -> Tensor:
         """`[B, 3, H, W]` to `[B, width, H // 16, W // 16]`."""

@@ -27,9 +27,11 @@ from tqdm import tqdm
 from backbones.augment import augment, normalise
 from backbones.files import load_tensors, save_tensors
 from backbones.head import CosineClassifier, neighbour_loss
+from backbones.muon import Muon, fits_muon
 
 IDENTITY = ("backbone", "start", "dataset", "classes", "images", "recipe", "processes")
 """The entries of a card that must agree for a run to be resumed."""
+OPTIMIZERS = ("muon", "adamw", "sgd")
 Validate = Callable[[nn.Module], dict[str, float]]
 _TOGETHER = 4  # pictures of a class side by side in a batch, where neighbours count
 
@@ -51,13 +53,15 @@ class Stage:
 class Recipe:
     """Everything that decides the result of a training run, apart from the data.
 
+    `optimizer` is `adamw`, `sgd`, or `muon`: Muon at `filter_lr` for the filters, AdamW at `lr` for the rest.
     `neighbours` is the weight of `neighbour_loss` beside the cross-entropy; with it, four pictures of a
     class stand together in a batch.
     """
 
     stages: tuple[Stage, ...]
-    optimizer: str = "adamw"
+    optimizer: str = "muon"
     lr: float = 4e-3
+    filter_lr: float = 0.02
     weight_decay: float = 0.05
     warmup: float = 0.2
     label_smoothing: float = 0.0
@@ -70,8 +74,8 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adamw", "sgd"):
-            raise ValueError(f"optimizer is {self.optimizer!r}; choose adamw or sgd")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer is {self.optimizer!r}; choose {', '.join(OPTIMIZERS)}")
         if self.neighbours < 0:
             raise ValueError(f"neighbours is {self.neighbours}; expected a weight of 0 or more")
         for stage in self.stages:
@@ -93,11 +97,11 @@ class Recipe:
             epoch -= stage.epochs
         raise ValueError("this epoch is past the end of the recipe")
 
-    def lr_at(self, progress: float) -> float:
-        """One cycle over `progress` 0 … 1: a linear rise, then half a cosine down to zero."""
+    def pace(self, progress: float) -> float:
+        """The share of the full rates at `progress` 0 … 1: a linear rise, then half a cosine down to zero."""
         if progress < self.warmup:
-            return self.lr * max(progress, 1e-3) / self.warmup
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+            return max(progress, 1e-3) / self.warmup
+        return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
 
 
 class Classifier(nn.Module):
@@ -129,9 +133,16 @@ class Training:
         head.log_scale.requires_grad_(recipe.learn_scale)
         self.model = Classifier(backbone, head).to(device).to(memory_format=torch.channels_last)
         self.average = copy.deepcopy(self.model.backbone).eval()
-        self.optimizer = make_optimizer(self.model, recipe)
+        self.optimizers = make_optimizers(self.model, recipe)
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
+
+    def move(self, pace: float) -> None:
+        """One step of the optimisers at a share `pace` of their full rates."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = pace * optimizer.defaults["lr"]
+            optimizer.step()
 
     def update_average(self, step: int) -> None:
         """Move the averaged backbone (weights and batch-norm statistics) towards the current one."""
@@ -146,10 +157,11 @@ class Training:
         """Everything `load` needs, in one file; `card` describes the run."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            for name, value in state.items():
-                if value is not None:  # SGD without a momentum yet
-                    tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+        for number, optimizer in enumerate(self.optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                for name, value in state.items():
+                    if value is not None:  # SGD without a momentum yet
+                        tensors[f"optimizer{number}.{index}.{name}"] = torch.as_tensor(value)
         save_tensors(path, tensors, {**card, "epoch": self.epoch, "history": self.history})
 
     def load(self, path: Path, card: dict[str, Any]) -> None:
@@ -164,11 +176,12 @@ class Training:
                 )
         self.model.load_state_dict(_with_prefix(tensors, "model."))
         self.average.load_state_dict(_with_prefix(tensors, "average."))
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in _with_prefix(tensors, "optimizer.").items():
-            index, field = name.split(".", 1)
-            state.setdefault(int(index), {})[field] = value
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        for number, optimizer in enumerate(self.optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, value in _with_prefix(tensors, f"optimizer{number}.").items():
+                index, field = name.split(".", 1)
+                state.setdefault(int(index), {})[field] = value
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
         self.epoch, self.history = saved["epoch"], saved["history"]
 
 
@@ -176,16 +189,20 @@ def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW or SGD with momentum; weight decay for filters and class weights, not for scales and shifts."""
+def make_optimizers(model: Classifier, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """As the recipe says; weight decay for filters and class weights, not for scales and shifts."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    filters = [p for p in model.backbone.parameters() if recipe.optimizer == "muon" and fits_muon(p)]
+    turned = set(map(id, filters))
+    rest = [p for p in parameters if id(p) not in turned]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.lr, foreach=True)
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
+    if recipe.optimizer == "sgd":
+        return [torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)]
+    adamw = torch.optim.AdamW(groups, lr=recipe.lr, foreach=True)
+    return [adamw, Muon(filters, recipe.filter_lr)] if filters else [adamw]
 
 
 @torch.no_grad()
@@ -285,16 +302,15 @@ def train_epoch(
     freeze(run.model.backbone, run.average, recipe.stage_of(epoch).frozen)
     forward: nn.Module = DistributedDataParallel(run.model) if world > 1 else run.model
     for step, (pictures, targets) in enumerate(batches(images, labels, recipe, epoch, rank, world)):
-        for group in run.optimizer.param_groups:
-            group["lr"] = recipe.lr_at((epoch + step / steps) / recipe.epochs)
+        pace = recipe.pace((epoch + step / steps) / recipe.epochs)
         targets = targets.to(run.device, non_blocking=True)
         scores, maps = forward(pictures.to(run.device, non_blocking=True))  # B C
         loss = F.cross_entropy(scores, targets, label_smoothing=recipe.label_smoothing)
         if recipe.neighbours:
             loss = loss + recipe.neighbours * neighbour_loss(maps.flatten(1), targets)
-        run.optimizer.zero_grad(set_to_none=True)
+        run.model.zero_grad(set_to_none=True)
         loss.backward()
-        run.optimizer.step()
+        run.move(pace)
         run.update_average(epoch * steps + step)
         loss_sum += loss.item() * len(targets)
         hits += (scores.argmax(1) == targets).sum().item()

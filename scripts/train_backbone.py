@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from backbones import load_backbone
 from backbones.files import load_tensors
 from backbones.models import ARCHITECTURES, build, centre_crop
-from backbones.train import Recipe, Stage, class_means, train
+from backbones.train import OPTIMIZERS, Recipe, Stage, class_means, train
 from data import load_pixels, open_split
 
 
@@ -50,10 +50,16 @@ def parse_arguments() -> argparse.Namespace:
         help="picture size : batch size : share of the epochs, and perhaps : how many of the first blocks "
         "learn no more, from first stage to last (default: %(default)s)",
     )
-    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
+    parser.add_argument(
+        "--optimizer",
+        default="muon",
+        choices=OPTIMIZERS,
+        help="muon turns the filters by Muon, at --filter-lr, and all else by AdamW (default: %(default)s)",
+    )
     parser.add_argument(
         "--lr", type=float, default=4e-3, help="peak of the one-cycle schedule (default: %(default)s)"
     )
+    parser.add_argument("--filter-lr", type=float, default=0.02, help="of Muon (default: %(default)s)")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--warmup", type=float, default=0.2, help="share of the run in which the rate rises")
     parser.add_argument("--label-smoothing", type=float, default=0.0)
@@ -101,6 +107,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
         stages=stages_of(arguments.stages, arguments.epochs),
         optimizer=arguments.optimizer,
         lr=arguments.lr,
+        filter_lr=arguments.filter_lr,
         weight_decay=arguments.weight_decay,
         warmup=arguments.warmup,
         label_smoothing=arguments.label_smoothing,

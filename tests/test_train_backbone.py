@@ -19,7 +19,7 @@ import torch.distributed as dist
 from backbones import Recipe, Stage, build, load_backbone, train
 from backbones.augment import normalise
 from backbones.files import load_tensors
-from backbones.train import batches, class_means, shuffled
+from backbones.train import OPTIMIZERS, batches, class_means, shuffled
 from data import spread_per_class
 from fewshot_dpkl import FeatureSet
 from tests.conftest import ROOT
@@ -87,7 +87,7 @@ def test_the_best_epoch_is_kept(tmp_path):
     assert card["kept"]["1-nn"] == 70.0
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("stop_after", [1, 2])
 def test_a_resumed_run_ends_with_the_same_weights(optimizer, stop_after, tmp_path):
     recipe = dataclasses.replace(TINY, optimizer=optimizer)
@@ -154,8 +154,8 @@ def test_processes_share_each_batch():
 
 
 def test_the_learning_rate_goes_up_and_down_once():
-    recipe = dataclasses.replace(TINY, lr=1.0, warmup=0.25)
-    rates = [recipe.lr_at(progress) for progress in np.linspace(0, 1, 101)]
+    recipe = dataclasses.replace(TINY, warmup=0.25)
+    rates = [recipe.pace(progress) for progress in np.linspace(0, 1, 101)]
     assert rates[25] == pytest.approx(1.0)
     assert rates[100] == pytest.approx(0.0)
     assert all(a < b for a, b in itertools.pairwise(rates[:26]))
@@ -165,7 +165,7 @@ def test_the_learning_rate_goes_up_and_down_once():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"optimizer": "magic"}, "choose adamw or sgd"),
+        ({"optimizer": "magic"}, "choose muon, adamw, sgd"),
         ({"neighbours": -1.0}, "expected a weight of 0 or more"),
         ({"stages": (Stage(1, 8, 8),)}, "pictures need 16 pixels"),
         ({"stages": (Stage(1, 16, 8, frozen=4),)}, "4 frozen blocks leave none of the backbone to learn"),
@@ -285,7 +285,7 @@ def test_from_pictures_to_features_by_script(shapes, tmp_path, script):
 def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys):
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     script("train_backbone", *options(shapes, first, 1))
-    still = ("--lr", 0, "--average", 0, "--start", first)
+    still = ("--lr", 0, "--optimizer", "adamw", "--average", 0, "--start", first)
     script("train_backbone", *options(shapes, second, 1), *still)
     before, after = load_tensors(first)[0], load_tensors(second)
     assert all(after[0][name].equal(before[name]) for name in before if name.endswith("conv.weight"))
