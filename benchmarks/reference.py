@@ -80,7 +80,7 @@ def dpkl(
     batch_size: int = 5,
     learning_rate: float = 1e-3,
     prior: float = 1e-3,
-    kappa_every: int = 5,
+    kappa_every: int = 10,
     optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
 ) -> Tensor:
     """Fit DPKL (DBLR with `embeddings=1`) to one episode; class probabilities of the queries `[q, C]`.
@@ -90,7 +90,8 @@ def dpkl(
     n, features = support.shape
     classes = int(labels.max()) + 1
     draws = Draws(seed)
-    drawn = draws.normal(features, embeddings, latent).to(support) * (2 / (features + latent)) ** 0.5
+    drawn = support.new_empty(features, embeddings, latent)
+    draws.fill_uniform(drawn, (2 / (features + latent)) ** 0.5)
     weights = [weight.contiguous() for weight in drawn.unbind(1)]
     thetas = list(draws.normal(particles, classes, latent).to(support) * latent**-0.5)
     orders = draws.orders(epochs, n)
@@ -116,13 +117,13 @@ def dpkl(
                 scores += torch.autograd.grad(log_posterior, theta, retain_graph=True)
 
             with torch.no_grad():
+                flat = flatten(thetas)
                 if (step - 1) % kappa_every == 0:
                     layer_kappa, _ = particle_kernel(flatten(weights))
+                    kappa, h = particle_kernel(flat)
                 mixed = layer_kappa @ flatten(weight_grads)  # Algorithm 1
                 for w, row in zip(weights, mixed, strict=True):
                     w.grad = row.view_as(w)
-                flat = flatten(thetas)
-                kappa, h = particle_kernel(flat)
                 repulsion = 2 / h * (kappa[:, :, None] * (flat[:, None] - flat[None])).sum(1)
                 direction = (kappa @ flatten(scores) + repulsion) / particles  # SVGD
                 for theta, row in zip(thetas, direction, strict=True):

@@ -31,7 +31,6 @@ class SharedStart(DPKLHead):
     """All episodes start from the same layers; class weights and minibatches stay their own."""
 
     def _start_layers(self, draws: Draws, layers: Tensor) -> None:
-        super()._start_layers(draws, layers)  # so that the draws after these are the same
         super()._start_layers(Draws(0), layers)
 
 

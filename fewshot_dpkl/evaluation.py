@@ -132,7 +132,7 @@ def evaluate(
     episodes: int = 600,
     *,
     unseen: bool = False,
-    batch_episodes: int = 24,
+    batch_episodes: int | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[str, np.ndarray], None] | None = None,
 ) -> dict[str, HeadResult]:
@@ -142,11 +142,12 @@ def evaluate(
     result does not depend on `batch_episodes`, threads or processes, up to float rounding.
 
     Args:
+        batch_episodes: how many episodes are trained together (default: as many as suit the head).
         unseen: also ask, in every episode, as many queries as per class of a class that is not in its
             support set. Nothing else changes by it.
         progress: called after each batch with the head's name and the accuracies of the batch.
     """
-    if episodes < 1 or batch_episodes < 1:
+    if episodes < 1 or (batch_episodes is not None and batch_episodes < 1):
         raise ValueError(
             f"episodes is {episodes} and batch_episodes {batch_episodes}; both must be at least 1"
         )
@@ -154,11 +155,11 @@ def evaluate(
     rank, world = process()
     share = np.arange(rank, episodes, world)
     workers = torch.get_num_threads() if table.device.type == "cpu" else 1
-    size = min(batch_episodes, max(1, -(-len(share) // workers)))
-    batches = list(sampler.batches(share, size, unseen=unseen))
     results = {}
     for name, head in heads.items():
         start = time.perf_counter()
+        at_once = batch_episodes or head.episodes_at_once
+        batches = sampler.batches(share, min(at_once, max(1, -(-len(share) // workers))), unseen=unseen)
         parts = [nothing(sampler.way, unseen)]
         for scores in on_every_core(partial(score_head, head, table), batches, workers):
             parts.append(scores)

@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for results.json and episodes.csv")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="one page that shows it all")
     parser.add_argument(
-        "--batch-episodes", type=int, default=24, help="episodes trained together (default: %(default)s)"
+        "--batch-episodes", type=int, help="episodes trained together (default: as many as suit the head)"
     )
     add_device_arguments(parser)
     return parser.parse_args()

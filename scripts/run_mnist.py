@@ -28,12 +28,12 @@ import torch
 from _cli import add_device_arguments, run, use_device
 from tqdm import tqdm
 
-from backbones.train import keep_memory
 from data.mnist import Mnist, read_mnist, split_digits
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.mnist import DEFAULT, MODELS, SETTINGS, Cell, run_cells
 from fewshot_dpkl.mnist.figures import draw, save_embedding
 from fewshot_dpkl.mnist.report import METRICS, report
+from fewshot_dpkl.parallel import keep_memory
 from fewshot_dpkl.results import Results
 
 

@@ -40,7 +40,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
     parser.add_argument(
-        "--start",
+        "--continue-from",
+        dest="start",
         help="backbone to go on from; class weights start as in its checkpoint, or at the class means",
     )
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
@@ -130,11 +131,11 @@ def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, 
     weights = started.module.state_dict()
     if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in backbone.state_dict().items()}:
         raise ValueError(
-            f"--start {arguments.start} is a {started.card['backbone']}, this run trains a "
+            f"--continue-from {arguments.start} is a {started.card['backbone']}, this run trains a "
             f"{arguments.backbone}; name a file of that kind, or give --backbone {started.card['backbone']}"
         )
     backbone.load_state_dict(weights)
-    kept = ("backbone", "dataset", "command", "recipe", "kept", "start")
+    kept = ("backbone", "dataset", "command", "recipe", "epoch", "kept", "start")
     history = {"name": arguments.start, **{key: started.card[key] for key in kept if key in started.card}}
     path = Path(arguments.start)
     class_weights = load_tensors(path)[0].get("model.head.weight") if path.is_file() else None

@@ -8,7 +8,7 @@ from fewshot_dpkl import DPKL, CalibratedDPKLHead, DPKLHead, EpisodeSampler, eva
 from fewshot_dpkl.calibration import head_for
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.heads.calibrated import PRECISIONS, TYPICAL, leave_one_out_precision
-from fewshot_dpkl.heads.particle import FreeClassWeights, Particles, directions
+from fewshot_dpkl.heads.particle import FreeClassWeights, Particles, directions, look_at_kernels
 from fewshot_dpkl.particles import svgd_direction
 from tests.conftest import cluster_features
 from tests.test_heads import task
@@ -26,8 +26,10 @@ def test_directions_agree_with_autograd():
     log_posterior = 3 * (log_rho * targets[:, :, None]).sum() - 0.4 * (theta - mean).square().sum()
     score = torch.autograd.grad(log_posterior, theta)[0]
     with torch.no_grad():
+        particles = Particles(None, theta)
+        mixing = look_at_kernels(particles, prior=0.4)
         (ours,) = directions(
-            inputs, targets, Particles(None, theta), FreeClassWeights(), n=12, prior=0.4, prior_mean=mean
+            inputs, targets, particles, FreeClassWeights(), mixing, n=12, prior=0.4, prior_mean=mean
         )
     expected = -svgd_direction(theta.detach().flatten(2), score.flatten(2)).view_as(theta)
     torch.testing.assert_close(ours, expected)

@@ -7,7 +7,15 @@ import torch
 from data.mnist import read_mnist, split_digits
 from fewshot_dpkl.heads.base import one_hot, unit
 from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead
-from fewshot_dpkl.heads.particle import ExactKernel, PairedProduct, Particles, directions, predict, train
+from fewshot_dpkl.heads.particle import (
+    ExactKernel,
+    PairedProduct,
+    Particles,
+    directions,
+    look_at_kernels,
+    predict,
+    train,
+)
 from fewshot_dpkl.kernels import fourier_features
 from fewshot_dpkl.mnist.models import MODELS, fit_trials, make_heads, mean_embedding_of, mean_nll, score
 from fewshot_dpkl.mnist.sweep import Cell, run_cell, run_cells
@@ -38,10 +46,9 @@ def test_directions_of_a_bayesian_network_agree_with_autograd(cosine, repulsion)
     with torch.no_grad():
         whole = torch.cat([weights.flatten(2), theta.flatten(2)], -1)  # E m p
         expected = -svgd_direction(whole, torch.cat([s.flatten(2) for s in scores], -1), repulsion=repulsion)
-        ours = directions(
-            inputs, targets, Particles(weights.transpose(1, 2).contiguous(), theta), PairedProduct(cosine),
-            n=9, prior=0.01, repulsion=repulsion,
-        )  # fmt: skip
+        particles = Particles(weights.transpose(1, 2).contiguous(), theta)
+        mixing = look_at_kernels(particles, joint=True, prior=0.01, repulsion=repulsion)
+        ours = directions(inputs, targets, particles, PairedProduct(cosine), mixing, n=9, prior=0.01)
     ours = torch.cat([ours[0].transpose(1, 2).flatten(2), ours[1].flatten(2)], -1)
     torch.testing.assert_close(ours, expected)
 

@@ -15,6 +15,7 @@ from fewshot_dpkl.heads.particle import (
     class_log_probabilities,
     directions,
     embed,
+    look_at_kernels,
     predictive,
 )
 from fewshot_dpkl.heads.span import support_span
@@ -57,7 +58,8 @@ def test_directions_agree_with_autograd(kind):
             -svgd_direction(theta.flatten(2), score.flatten(2)).view_as(theta),
         ]
         particles = Particles(weights.transpose(1, 2).contiguous(), theta)
-        ours = directions(inputs, targets, particles, SIMILARITIES[kind](), n=n, prior=prior)
+        mixing = look_at_kernels(particles, prior=prior)
+        ours = directions(inputs, targets, particles, SIMILARITIES[kind](), mixing, n=n, prior=prior)
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -86,7 +88,9 @@ def test_directions_of_plain_logistic_regression_agree_with_autograd():
     log_posterior = 3 * (logits.log_softmax(-1) * targets[:, :, None]).sum() - 0.01 * theta.square().sum()
     score = torch.autograd.grad(log_posterior, theta)[0]
     with torch.no_grad():
-        (ours,) = directions(inputs, targets, Particles(None, theta), DotProduct(), n=12, prior=0.01)
+        particles = Particles(None, theta)
+        mixing = look_at_kernels(particles, prior=0.01)
+        (ours,) = directions(inputs, targets, particles, DotProduct(), mixing, n=12, prior=0.01)
     torch.testing.assert_close(
         ours, -svgd_direction(theta.detach().flatten(2), score.flatten(2)).view_as(theta)
     )

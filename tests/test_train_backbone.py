@@ -285,7 +285,7 @@ def test_from_pictures_to_features_by_script(shapes, tmp_path, script):
 def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys):
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     script("train_backbone", *options(shapes, first, 1))
-    still = ("--lr", 0, "--optimizer", "adamw", "--average", 0, "--start", first)
+    still = ("--lr", 0, "--optimizer", "adamw", "--average", 0, "--continue-from", first)
     script("train_backbone", *options(shapes, second, 1), *still)
     before, after = load_tensors(first)[0], load_tensors(second)
     assert all(after[0][name].equal(before[name]) for name in before if name.endswith("conv.weight"))
@@ -299,7 +299,7 @@ def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys
     script("fit_lengthscale", "--backbone", first, "--dataset", f"folder:{shapes}", "--threads", 1)
     assert "wrote it into the card" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        script("train_backbone", *options(shapes, second, 1), "--start", first, "--backbone", "conv6")
+        script("train_backbone", *options(shapes, second, 1), "--continue-from", first, "--backbone", "conv6")
     assert "is a conv4, this run trains a conv6" in capsys.readouterr().err
 
 

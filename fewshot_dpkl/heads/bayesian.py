@@ -27,6 +27,7 @@ from fewshot_dpkl.heads.span import Span, support_span
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.particles import Bandwidth
 
+Start = Literal["uniform", "normal"]
 Validation = tuple[Tensor, Tensor]  # points [E, v, D] and their labels [E, v]
 
 
@@ -47,6 +48,7 @@ class BLRHead(Head):
     """
 
     name = "blr"
+    episodes_at_once = 24
 
     def __init__(
         self,
@@ -131,8 +133,10 @@ class DPKLHead(Head):
         lengthscale: ℓ of the squared-exponential kernel.
         embeddings: m, the particles of the layer.
         latent: d, the width of the layer.
+        start: what the layers are drawn from, `uniform` or `normal`, of the same deviation (Glorot's).
         optimizer: `adam`, `sgd` or `momentum`.
-        kappa_every: steps between looks at κ of the layers, which hardly changes from one step to the next.
+        kappa_every: steps between looks at κ of the layers and of the class weights, which hardly change
+            from one step to the next.
         check_every: epochs between looks at the training error.
         span: train in the span of the support set where n < D (see `span.py`): many times faster, the same
             result for `sgd` and `momentum`, another basis for `adam`.
@@ -141,6 +145,7 @@ class DPKLHead(Head):
     """
 
     name = "dpkl"
+    episodes_at_once = 24  # 8 MB of layers each
 
     def __init__(
         self,
@@ -157,8 +162,9 @@ class DPKLHead(Head):
         prior: float = 1e-3,
         bandwidth: Bandwidth = "paper",
         repulsion: float = 1.0,
+        start: Start = "uniform",
         optimizer: Optimizer = "adam",
-        kappa_every: int = 5,
+        kappa_every: int = 10,
         check_every: int = 10,
         span: bool = True,
         frequency_seed: int = 0,
@@ -177,6 +183,7 @@ class DPKLHead(Head):
         self.prior = prior
         self.bandwidth = bandwidth
         self.repulsion = repulsion
+        self.start = start
         self.optimizer = optimizer
         self.kappa_every = kappa_every
         self.check_every = check_every
@@ -203,11 +210,27 @@ class DPKLHead(Head):
 
     def _start_layers(self, draws: Draws, layers: Tensor) -> None:
         """Draw the layers `[D, m, d]` that an episode starts from."""
-        draws.fill(layers, (2 / (len(layers) + self.latent)) ** 0.5)  # Glorot
+        deviation = (2 / (len(layers) + self.latent)) ** 0.5  # Glorot
+        if self.start == "uniform":
+            draws.fill_uniform(layers, deviation)
+        elif self.start == "normal":
+            layers.copy_(draws.normal(*layers.shape) * deviation)
+        else:
+            raise ValueError(f"unknown start {self.start!r}; use 'uniform' or 'normal'")
 
     def _judge(self, model: Similarity) -> Similarity:
         """What the training error is measured with: the kernel that random features estimate, far cheaper."""
         return ExactKernel(self.lengthscale)
+
+    def _stretch(self, span: Span, features: int) -> float:
+        """How much longer the coordinates of the span are made, and the layers shorter: √(D/r) for Adam.
+
+        Adam moves every coordinate by about the learning rate, so its steps would be √(D/r) times shorter in
+        the r coordinates of the span than in all D. In coordinates √(D/r) as long they are as long again.
+        """
+        if span.basis is None or self.optimizer != "adam":
+            return 1.0
+        return (features / span.coordinates.shape[-1]) ** 0.5
 
     @torch.no_grad()
     def fit_episodes(
@@ -222,6 +245,7 @@ class DPKLHead(Head):
             raise ValueError("a validation set is not in the span of the support set; use span=False")
         episodes, n, features = support.shape
         span = support_span(unit(support)) if self.span else Span(unit(support), None)
+        stretch = self._stretch(span, features)
         # Full weights are large: each episode's are drawn and projected while they are in cache.
         weights = support.new_empty(episodes, features, self.embeddings, self.latent)
         inside, outside, theta, orders = [], [], [], []
@@ -234,19 +258,19 @@ class DPKLHead(Head):
                 span.from_features(weights[e].flatten(1), e).unflatten(1, weights.shape[2:])
             )  # r m d
             outside.append(layer_distances(weights[e : e + 1]) - layer_distances(inside[e][None]))
-        start = Particles(torch.stack(inside), torch.stack(theta).to(support))
+        start = Particles(torch.stack(inside).div_(stretch), torch.stack(theta).to(support))
         similarity, of_steps = self._similarity(support)
         judge = self._judge(similarity) if validation is None else similarity
         trained = train(
-            span.coordinates, labels, start, judge, torch.stack(orders).to(labels.device),
+            span.coordinates * stretch, labels, start, judge, torch.stack(orders).to(labels.device),
             of_steps=of_steps, batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, repulsion=self.repulsion, outside=torch.cat(outside),
+            rule=self.bandwidth, repulsion=self.repulsion, outside=torch.cat(outside).div_(stretch**2),
             kappa_every=self.kappa_every, check_every=self.check_every, optimizer=self.optimizer,
             validation=_scaled(validation), on_check=on_check,
         )  # fmt: skip
         assert trained.weights is not None
         for e, moved in enumerate(trained.weights):
-            span.add_to_features(weights[e].flatten(1), (moved - inside[e]).flatten(1), e)
+            span.add_to_features(weights[e].flatten(1), (moved * stretch - inside[e]).flatten(1), e)
         return {"weights": weights, "class_weights": trained.theta}
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
@@ -266,6 +290,7 @@ class DBLRHead(DPKLHead):
     """
 
     name = "dblr"
+    episodes_at_once = 48
 
     def __init__(
         self,
@@ -277,6 +302,8 @@ class DBLRHead(DPKLHead):
         prior: float = 1e-3,
         bandwidth: Bandwidth = "paper",
         repulsion: float = 1.0,
+        start: Start = "uniform",
+        kappa_every: int = 10,
         span: bool = True,
         random_state: int | None = 0,
     ) -> None:
@@ -291,6 +318,8 @@ class DBLRHead(DPKLHead):
             prior=prior,
             bandwidth=bandwidth,
             repulsion=repulsion,
+            start=start,
+            kappa_every=kappa_every,
             span=span,
             random_state=random_state,
         )

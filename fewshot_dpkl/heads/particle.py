@@ -199,9 +199,14 @@ class PairedProduct(Similarity):
         return grad_z.transpose(1, 2), grad_theta
 
 
+def lengths(h: Tensor) -> Tensor:
+    """|h| of the rows of `h` `[..., d]`, never zero: `[..., 1]`."""
+    return h.norm(dim=-1, keepdim=True).clamp_min_(1e-12)
+
+
 def normalise(h: Tensor) -> tuple[Tensor, Tensor]:
     """Unit rows of `h` `[..., d]` and their former lengths `[..., 1]`."""
-    length = h.norm(dim=-1, keepdim=True).clamp_min_(1e-12)
+    length = lengths(h)
     return h / length, length
 
 
@@ -215,7 +220,7 @@ def embed(inputs: Tensor, weights: Tensor | None, normalised: bool = True) -> Te
     if weights is None:
         return inputs[:, :, None]
     hidden = torch.bmm(inputs, weights.flatten(2)).relu_().unflatten(-1, weights.shape[2:])
-    return normalise(hidden)[0] if normalised else hidden
+    return hidden.div_(lengths(hidden)) if normalised else hidden
 
 
 def class_log_probabilities(z: Tensor, theta: Tensor, similarity: Similarity) -> Tensor:
@@ -273,9 +278,41 @@ def layer_distances(weights: Tensor) -> Tensor:
     return distances_from_products(products.sum(1))
 
 
-def layer_kernel(weights: Tensor, outside: Tensor | float, rule: Bandwidth) -> Tensor:
-    """κ `[E, m, m]` between the layers of `weights` `[E, r, m, d]`; `outside` as in `directions`."""
-    return particle_kernel(layer_distances(weights) + outside, rule)[0]
+@dataclass
+class Mixing:
+    """What κ between the particles makes of their gradients.
+
+    Attributes:
+        layers: κ `[E, m, m]` of the layers, Algorithm 1 (None where they are a part of SVGD, or missing).
+        scores: κ / P `[E, P, P]` of SVGD, by which it mixes the scores.
+        drift: `[E, P, P]`, what repulsion and prior make of SVGD's particles themselves.
+    """
+
+    layers: Tensor | None
+    scores: Tensor
+    drift: Tensor
+
+
+def look_at_kernels(
+    particles: Particles,
+    *,
+    joint: bool = False,
+    prior: float,
+    rule: Bandwidth = "paper",
+    repulsion: float = 1.0,
+    outside: Tensor | float = 0.0,
+) -> Mixing:
+    """κ between the particles as they are now; `joint` as in `Similarity`, the other arguments as in `train`."""
+    weights, layers = particles.weights, None
+    distances = particle_distances(particles.theta.flatten(2))
+    if weights is not None:
+        between_layers = layer_distances(weights) + outside
+        if joint:
+            distances += between_layers
+        else:
+            layers = particle_kernel(between_layers, rule)[0]
+    scores, push = svgd_mixing(distances, rule, repulsion)
+    return Mixing(layers, scores, push.neg_().add_(scores, alpha=2 * prior))
 
 
 def directions(
@@ -283,14 +320,11 @@ def directions(
     targets: Tensor,
     particles: Particles,
     similarity: Similarity,
+    mixing: Mixing,
     *,
     n: int,
     prior: float,
     prior_mean: Tensor | float = 0.0,
-    rule: Bandwidth = "paper",
-    repulsion: float = 1.0,
-    outside: Tensor | float = 0.0,
-    kappa: Tensor | None = None,
     out: Tensor | None = None,
 ) -> list[Tensor]:
     """Descent directions of one minibatch, one for each of `particles.tensors()`.
@@ -298,37 +332,27 @@ def directions(
     Args:
         inputs: `[E, b, r]` minibatches.
         targets: `[E, b, C]` one-hot labels.
+        mixing: of κ between the particles, with the same prior.
         n: size of the support set, to which the log-likelihood of a minibatch is scaled.
         prior: the log prior of what SVGD moves is -prior·|θ|², or -prior·|θ - prior_mean|².
         prior_mean: `[E, 1, C, d]`, of the class weights.
-        repulsion: of SVGD, see `particles.svgd_mixing`.
-        outside: `[E, m, m]` squared distances between the parts of the particles that do not move.
-        kappa: `[E, m, m]`, κ between the layers, if it is known already.
         out: memory `[E, r, m, d]` for the direction of the layers.
     """
     weights, theta = particles.weights, particles.theta.flatten(2)  # E r m d, E P Cd
     grad_hidden, grad_theta = _gradients(inputs, targets, particles, similarity, n)
-    distances = particle_distances(theta)
-    if weights is not None and similarity.joint:
-        distances += layer_distances(weights) + outside
-    mix, push = svgd_mixing(distances, rule, repulsion)
-    drift = push.neg_().add_(mix, alpha=2 * prior)  # what repulsion and prior make of the particles
     if isinstance(prior_mean, Tensor):
         grad_theta = grad_theta + 2 * prior * prior_mean.flatten(2)
-    theta_step = torch.baddbmm(drift @ theta, mix, grad_theta, alpha=-1).view_as(particles.theta)
+    theta_step = torch.baddbmm(torch.bmm(mixing.drift, theta), mixing.scores, grad_theta, alpha=-1)
+    theta_step = theta_step.view_as(particles.theta)
     if weights is None or grad_hidden is None:
         return [theta_step]
-    if similarity.joint:
-        mixed = -mix[:, None] @ grad_hidden  # E b m d
-    else:
-        if kappa is None:
-            kappa = layer_kernel(weights, outside, rule)
-        mixed = kappa[:, None] @ grad_hidden
+    kappa = -mixing.scores if mixing.layers is None else mixing.layers
+    mixed = kappa[:, None] @ grad_hidden  # E b m d
     # Σ_l κ_il ∇_{w_l} L with ∇_{w_l} L = Xᵀ ∂L/∂(X w_l): mixing first, then Xᵀ, is r/b times cheaper.
     step = torch.empty_like(weights) if out is None else out
     torch.bmm(inputs.transpose(-1, -2), mixed.flatten(2), out=step.flatten(2))
     if similarity.joint:
-        of_rows = drift.repeat_interleave(weights.shape[1], dim=0)  # Er m m
+        of_rows = mixing.drift.repeat_interleave(weights.shape[1], dim=0)  # Er m m
         step.flatten(0, 1).baddbmm_(of_rows, weights.flatten(0, 1))  # in place: fresh memory would cost more
     return [step, theta_step]
 
@@ -348,17 +372,21 @@ def _gradients(
     if similarity.normalised:
         theta_unit, theta_length = normalise(theta_unit)
         if weights is not None:
-            z, length = normalise(z)
+            length = lengths(z)
+            z.div_(length)
     s = similarity.forward(z, theta_unit)
-    log_rho = s.unflatten(-1, theta.shape[1:3]).log_softmax(-1)  # E b P C
-    toward = targets[:, :, None] - log_rho.exp()  # ∂ log ρ_y / ∂s: E b P C
+    s = s.unflatten(-1, theta.shape[1:3])  # E b P C
+    s = s - s.amax(-1, keepdim=True)
+    rho = s.exp()
+    total = rho.sum(-1, keepdim=True)  # by hand: log_softmax is slow along few classes
+    toward = targets[:, :, None] - rho.div_(total)  # ∂ log ρ_y / ∂s: E b P C
     own = toward.flatten(2) * (n / b)
     if weights is None:
         of_embedding = None
     elif similarity.joint:
         of_embedding = own
     else:
-        right = (log_rho * targets[:, :, None]).sum(-1, keepdim=True)  # log ρ_y: E b P 1
+        right = (s * targets[:, :, None]).sum(-1, keepdim=True) - total.log_()  # log ρ_y: E b P 1
         of_embedding = (toward * right.softmax(2).div_(-b)).flatten(2)
     grad_z, grad_theta = similarity.backward(of_embedding, own)
     if similarity.normalised:
@@ -407,7 +435,9 @@ def train(
         similarity: of the model; it judges the error.
         orders: `[E, epochs, n]`, the order of the points in every epoch.
         of_steps: cheaper estimates of `similarity`, one for each step in turn (default: itself).
-        kappa_every: steps between looks at κ of the layers.
+        rule, repulsion: of κ, see `particles.svgd_mixing`.
+        outside: `[E, m, m]` squared distances between the parts of the layers that do not move.
+        kappa_every: steps between looks at κ.
         check_every: epochs between looks at the error (of equal errors the lower loss wins).
         validation: points `[E, v, r]` and labels `[E, v]` to judge by (default: the training points).
         on_check: called after every look with the number of epochs done.
@@ -422,17 +452,24 @@ def train(
     best = Selection(current)
     n, epochs = inputs.shape[1], orders.shape[1]
     step = 0
-    kappa = None
     for epoch in range(epochs):
         for x, y in minibatches(inputs, targets, orders[:, epoch], batch_size):
-            if current.weights is not None and not similarity.joint and step % kappa_every == 0:
-                kappa = layer_kernel(current.weights, outside, rule)
+            if step % kappa_every == 0:
+                mixing = look_at_kernels(
+                    current,
+                    joint=similarity.joint,
+                    prior=prior,
+                    rule=rule,
+                    repulsion=repulsion,
+                    outside=outside,
+                )
             step += 1
-            moves = directions(
-                x, y, current, of_steps[step % len(of_steps)], n=n, prior=prior, prior_mean=prior_mean,
-                rule=rule, repulsion=repulsion, outside=outside, kappa=kappa, out=memory,
-            )  # fmt: skip
-            optimise(moves)
+            similar = of_steps[step % len(of_steps)]
+            optimise(
+                directions(
+                    x, y, current, similar, mixing, n=n, prior=prior, prior_mean=prior_mean, out=memory
+                )
+            )
         if (epoch + 1) % check_every == 0 or epoch + 1 == epochs:
             best.offer(predict(judged, current, similarity), truth)
             if on_check:

@@ -48,10 +48,10 @@ def make_heads(model: str, seed: int = 0, epochs: int = EPOCHS) -> list[Head]:
     if name == "bnn":
         return [BNNHead(LATENT, cosine=variant != "plain", **common)]
     # n may exceed the 784 pixels, so there is no span to gain: every size is trained in all dimensions.
-    layer: dict[str, Any] = {"latent": LATENT, "span": False, **common}
+    # And all of a particle moves, so κ is looked at in every step.
+    layer: dict[str, Any] = {"latent": LATENT, "span": False, "start": "normal", "kappa_every": 1, **common}
     if name == "dblr":
         return [DBLRHead(**layer)]
-    layer["kappa_every"] = 1  # all of a particle moves here
     if variant == "lengthscale":  # random features are too coarse for short lengthscales
         return [DPKLHead("exact", lengthscale=scale, **layer) for scale in LENGTHSCALES]
     return [DPKLHead(frequencies=FREQUENCIES, frequency_seed=seed, **layer)]
