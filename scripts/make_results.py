@@ -112,7 +112,7 @@ def result_of(
 def describe(features: FeatureSet) -> str:
     card = features.card["backbone"]
     return (
-        f"{card.get('name', card['backbone'])}, {len(features.labels)} pictures of "
+        f"{card.get('name', 'a backbone')} ({card['backbone']}), {len(features.labels)} pictures of "
         f"{len(features.class_names)} classes"
     )
 

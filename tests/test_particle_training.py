@@ -7,6 +7,7 @@ import torch
 from benchmarks import reference
 from fewshot_dpkl import CosineHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.base import one_hot
+from fewshot_dpkl.heads.draws import Draws
 from fewshot_dpkl.heads.particle import (
     DotProduct,
     ExactKernel,
@@ -125,6 +126,46 @@ def test_training_in_the_span_is_exact_for_sgd(kernel, optimizer):
     np.testing.assert_allclose(a, b, atol=2e-5)
     untrained = DPKLHead(**{**settings, "epochs": 1}, learning_rate=1e-9).fit(x, y).predict_proba(xq)
     assert np.abs(a - untrained).max() > 0.01  # and it is training that agrees
+
+
+@pytest.mark.parametrize("kernel", ["rff", "exact"])
+def test_a_step_of_adam_is_as_long_in_the_span_as_in_all_dimensions(kernel):
+    x, y, _, _ = task(dimension=150)
+    settings = dict(kernel=kernel, latent=16, embeddings=3, particles=3, epochs=1, batch_size=len(x))
+    moves = []
+    for span in (True, False):
+        before, after = (
+            DPKLHead(**settings, learning_rate=rate, span=span).fit(x, y).state_["weights"]
+            for rate in (0.0, 1e-4)
+        )
+        moves.append(float((after - before).norm()))
+    assert moves[0] == pytest.approx(moves[1], rel=0.01)
+
+
+def test_the_start_is_uniform_of_the_deviation_asked_for_and_from_a_stream_of_its_own():
+    draws, values = Draws(3), torch.empty(200, 3, 128)
+    draws.fill_uniform(values, 0.2)
+    assert values.mean() == pytest.approx(0, abs=3e-3)
+    assert values.std() == pytest.approx(0.2, rel=0.01)
+    assert values.abs().max() == pytest.approx(0.2 * 3**0.5, rel=1e-3)
+    quarters = torch.histc(values, 4) / values.numel()
+    torch.testing.assert_close(quarters, torch.full((4,), 0.25), atol=5e-3, rtol=0)
+    again = torch.empty(200, 3, 128)
+    Draws(3).fill_uniform(again, 0.2)
+    assert torch.equal(again, values)
+    assert torch.equal(draws.normal(5), Draws(3).normal(5))
+    Draws(4).fill_uniform(again, 0.2)
+    assert torch.corrcoef(torch.stack([values.flatten(), again.flatten()]))[0, 1].abs() < 0.02
+
+
+def test_layers_can_start_from_normal_numbers():
+    x, y, _, _ = task()
+    still = dict(latent=16, embeddings=3, epochs=1, learning_rate=0.0)
+    uniform, normal = (DPKLHead(**still, start=s).fit(x, y).state_["weights"] for s in ("uniform", "normal"))
+    assert uniform.std() == pytest.approx(float(normal.std()), rel=0.05)
+    assert normal.abs().max() > 1.2 * uniform.abs().max()
+    with pytest.raises(ValueError, match="use 'uniform' or 'normal'"):
+        DPKLHead(start="zero").fit(x, y)
 
 
 @pytest.mark.parametrize("kernel", ["rff", "exact"])

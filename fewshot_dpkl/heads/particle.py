@@ -302,7 +302,7 @@ def look_at_kernels(
     repulsion: float = 1.0,
     outside: Tensor | float = 0.0,
 ) -> Mixing:
-    """κ between the particles as they are now; `joint` as in `Similarity`, the other arguments as in `train`."""
+    """κ between the particles as they are now; `joint` as in `Similarity`, the others as in `train`."""
     weights, layers = particles.weights, None
     distances = particle_distances(particles.theta.flatten(2))
     if weights is not None:
