@@ -123,7 +123,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
 
 
 def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, Any] | None, Tensor | None]:
-    """A new backbone, or that of `--start` with its history and the class weights that a checkpoint holds."""
+    """A new backbone, or that to go on from, with its history and the class weights of a checkpoint."""
     backbone = build(arguments.backbone, seed=arguments.seed)
     if arguments.start is None:
         return backbone, None, None
