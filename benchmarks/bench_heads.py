@@ -202,11 +202,11 @@ def roofline() -> dict[str, float]:
     points = m * b + k  # embedded points and class weights
     products = (
         2 * m * b * n * d  # through the layers and back
-        + m * m * n * d / 5  # distances between the layers, once in five steps
+        + (m * m * n * d + m * k * d) / 10  # distances between layers and class weights, once in ten steps
         + 2 * points * d * block  # phases and back
         + 3 * b * k * 2 * block  # kernel and back, to both sides
         + m * m * b * d  # κ between layers
-        + 3 * m * k * d  # distances between class weights, κ between them, their drift
+        + 2 * m * k * d  # κ between class weights, and their drift
     )
     sizes = (24, 400, 5, 5, 10)
     seconds = (fit_seconds(*sizes, epochs=25) - fit_seconds(*sizes, epochs=5)) / 100  # 20 epochs of 5 steps
