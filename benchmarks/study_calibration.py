@@ -30,7 +30,9 @@ from fewshot_dpkl.heads.calibrated import (
     squared_distances_to_means,
 )
 from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.particle import FreeClassWeights, Particles, train
+from fewshot_dpkl.heads.layers import Points
+from fewshot_dpkl.heads.particle import train
+from fewshot_dpkl.heads.similarity import FreeClassWeights
 from fewshot_dpkl.heads.span import support_span
 
 
@@ -130,7 +132,7 @@ class LearntInTheLoop(CalibratedDPKLHead):
         for _ in range(self.steps // 2):
             scale = (log_precision / 2).exp()[:, None, None]
             theta = train(
-                points * scale, labels, Particles(None, theta * scale[..., None]), FreeClassWeights(),
+                Points(points * scale), labels, theta * scale[..., None], FreeClassWeights(),
                 torch.arange(n).expand(len(points), 2, -1), batch_size=n,
                 learning_rate=self.learning_rate / (shot + self.prior), prior=self.prior / 2,
                 prior_mean=means * scale[..., None], check_every=2, optimizer="sgd",

@@ -23,8 +23,7 @@ from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate
 from fewshot_dpkl.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.particle import Similarity
-from fewshot_dpkl.heads.span import Span
+from fewshot_dpkl.heads.similarity import Similarity
 from fewshot_dpkl.metrics import mean_interval
 
 
@@ -40,13 +39,6 @@ class JudgedByAllFrequencies(DPKLHead):
 
     def _judge(self, model: Similarity) -> Similarity:
         return model
-
-
-class ShortSteps(DPKLHead):
-    """Adam in the coordinates of the span as they are, of unit length."""
-
-    def _stretch(self, span: Span, features: int) -> float:
-        return 1.0
 
 
 STUDIES: dict[str, dict[str, Head]] = {
@@ -66,12 +58,10 @@ STUDIES: dict[str, dict[str, Head]] = {
     "basis": {
         "all D dimensions": DPKLHead(span=False),
         "span of the support set (default)": DPKLHead(),
-        "span, steps not stretched": ShortSteps(),
     },
     "basis-exact": {
         "closed form, all D dimensions": DPKLHead(kernel="exact", span=False),
         "closed form, span of the support set (default)": DPKLHead(kernel="exact"),
-        "closed form, span, steps not stretched": ShortSteps(kernel="exact"),
     },
 }
 FIGURES = ("accuracy", "nll")

@@ -8,7 +8,8 @@ from fewshot_dpkl import DPKL, CalibratedDPKLHead, DPKLHead, EpisodeSampler, eva
 from fewshot_dpkl.calibration import head_for
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.heads.calibrated import PRECISIONS, TYPICAL, leave_one_out_precision
-from fewshot_dpkl.heads.particle import FreeClassWeights, Particles, directions, look_at_kernels
+from fewshot_dpkl.heads.particle import directions, look_at_kernels
+from fewshot_dpkl.heads.similarity import FreeClassWeights
 from fewshot_dpkl.particles import svgd_direction
 from tests.conftest import cluster_features
 from tests.test_heads import task
@@ -26,11 +27,11 @@ def test_directions_agree_with_autograd():
     log_posterior = 3 * (log_rho * targets[:, :, None]).sum() - 0.4 * (theta - mean).square().sum()
     score = torch.autograd.grad(log_posterior, theta)[0]
     with torch.no_grad():
-        particles = Particles(None, theta)
-        mixing = look_at_kernels(particles, prior=0.4)
-        (ours,) = directions(
-            inputs, targets, particles, FreeClassWeights(), mixing, n=12, prior=0.4, prior_mean=mean
-        )
+        mixing = look_at_kernels(theta, None, prior=0.4)
+        points = inputs[:, :, None]
+        settings = dict(n=12, prior=0.4, prior_mean=mean, layered=False)
+        nothing, ours = directions(points, targets, theta, FreeClassWeights(), mixing, **settings)
+    assert nothing is None
     expected = -svgd_direction(theta.detach().flatten(2), score.flatten(2)).view_as(theta)
     torch.testing.assert_close(ours, expected)
 

@@ -7,15 +7,9 @@ import torch
 from data.mnist import read_mnist, split_digits
 from fewshot_dpkl.heads.base import one_hot, unit
 from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead
-from fewshot_dpkl.heads.particle import (
-    ExactKernel,
-    PairedProduct,
-    Particles,
-    directions,
-    look_at_kernels,
-    predict,
-    train,
-)
+from fewshot_dpkl.heads.layers import FreeLayers
+from fewshot_dpkl.heads.particle import directions, look_at_kernels, predict, train
+from fewshot_dpkl.heads.similarity import ExactKernel, PairedProduct
 from fewshot_dpkl.kernels import fourier_features
 from fewshot_dpkl.mnist.models import MODELS, fit_trials, make_heads, mean_embedding_of, mean_nll, score
 from fewshot_dpkl.mnist.sweep import Cell, run_cell, run_cells
@@ -46,11 +40,15 @@ def test_directions_of_a_bayesian_network_agree_with_autograd(cosine, repulsion)
     with torch.no_grad():
         whole = torch.cat([weights.flatten(2), theta.flatten(2)], -1)  # E m p
         expected = -svgd_direction(whole, torch.cat([s.flatten(2) for s in scores], -1), repulsion=repulsion)
-        particles = Particles(weights.transpose(1, 2).contiguous(), theta)
-        mixing = look_at_kernels(particles, joint=True, prior=0.01, repulsion=repulsion)
-        ours = directions(inputs, targets, particles, PairedProduct(cosine), mixing, n=9, prior=0.01)
-    ours = torch.cat([ours[0].transpose(1, 2).flatten(2), ours[1].flatten(2)], -1)
-    torch.testing.assert_close(ours, expected)
+        layers = FreeLayers(inputs, weights.transpose(1, 2).contiguous(), "sgd", 1.0)
+        before, everything = layers.values.clone(), slice(0, 4)
+        layers.shuffle(torch.arange(4).expand(3, -1))
+        mixing = look_at_kernels(theta, layers.distances(), joint=True, prior=0.01, repulsion=repulsion)
+        similarity, settings = PairedProduct(cosine), dict(n=9, prior=0.01)
+        gradient, step = directions(layers.hidden(everything), targets, theta, similarity, mixing, **settings)
+        layers.move(everything, gradient, mixing.drift)
+    moved = (before - layers.values).transpose(1, 2)
+    torch.testing.assert_close(torch.cat([moved.flatten(2), step.flatten(2)], -1), expected)
 
 
 def test_repulsion_is_the_sign_of_the_kernel_gradient():
@@ -88,15 +86,22 @@ def test_the_parameters_with_the_least_validation_error_are_kept(similarity):
     tasks = [[torch.tensor(a) for a in task(seed, spread=2.0)] for seed in range(3)]
     x, y, xv, yv = (torch.stack(column) for column in zip(*tasks, strict=True))
     draw = torch.Generator().manual_seed(0)
-    start = Particles(0.2 * torch.randn(3, 30, 3, 8, generator=draw), torch.randn(3, 3, 4, 8, generator=draw))
+    start, theta = 0.2 * torch.randn(3, 30, 3, 8, generator=draw), torch.randn(3, 3, 4, 8, generator=draw)
     orders = torch.rand(3, 50, x.shape[1], generator=draw).argsort(-1)
     looks: list[int] = []
     settings = dict(batch_size=7, learning_rate=0.1, prior=1e-3)
-    kept = train(x, y, start, similarity, orders, validation=(xv, yv), on_check=looks.append, **settings)
+
+    def layers():
+        return FreeLayers(x, start, "adam", 0.1, judged=xv)
+
+    kept = train(layers(), y, theta, similarity, orders, judged_labels=yv, on_check=looks.append, **settings)
     assert looks == [10, 20, 30, 40, 50]
     seen = []
     for epochs in looks:
-        now = train(x, y, start, similarity, orders[:, :epochs], check_every=epochs, **settings)
+        orders_so_far = orders[:, :epochs]
+        now = train(
+            layers(), y, theta, similarity, orders_so_far, judged_labels=yv, check_every=epochs, **settings
+        )
         log_p = predict(xv, now, similarity)
         wrong = (log_p.argmax(-1) != yv).float().mean(1)
         seen.append([(float(wrong[e]), float(mean_nll(log_p, yv)[e]), now.theta[e]) for e in range(3)])

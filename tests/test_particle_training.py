@@ -1,5 +1,7 @@
 """The hand-written gradients and the support span, held to autograd and to the reference loop."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,17 +10,15 @@ from benchmarks import reference
 from fewshot_dpkl import CosineHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.heads.draws import Draws
+from fewshot_dpkl.heads.layers import FreeLayers, SpanLayers
 from fewshot_dpkl.heads.particle import (
-    DotProduct,
-    ExactKernel,
-    FourierKernel,
-    Particles,
     class_log_probabilities,
     directions,
     embed,
     look_at_kernels,
     predictive,
 )
+from fewshot_dpkl.heads.similarity import DotProduct, ExactKernel, FourierKernel
 from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.particles import functional_gradient, svgd_direction
@@ -58,11 +58,15 @@ def test_directions_agree_with_autograd(kind):
             functional_gradient(weights.flatten(2), weight_grad.flatten(2)).view_as(weights).transpose(1, 2),
             -svgd_direction(theta.flatten(2), score.flatten(2)).view_as(theta),
         ]
-        particles = Particles(weights.transpose(1, 2).contiguous(), theta)
-        mixing = look_at_kernels(particles, prior=prior)
-        ours = directions(inputs, targets, particles, SIMILARITIES[kind](), mixing, n=n, prior=prior)
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b)
+        layers = FreeLayers(inputs, weights.transpose(1, 2).contiguous(), "sgd", 1.0)
+        before, everything = layers.values.clone(), slice(0, 4)
+        layers.shuffle(torch.arange(4).expand(3, -1))
+        mixing = look_at_kernels(theta, layers.distances(), prior=prior)
+        similarity, hidden = SIMILARITIES[kind](), layers.hidden(everything)
+        gradient, theta_step = directions(hidden, targets, theta, similarity, mixing, n=n, prior=prior)
+        layers.move(everything, gradient, None)
+    torch.testing.assert_close(before - layers.values, expected[0])
+    torch.testing.assert_close(theta_step, expected[1])
 
 
 def autograd_log_rho(inputs, weights, theta, kind):
@@ -89,9 +93,8 @@ def test_directions_of_plain_logistic_regression_agree_with_autograd():
     log_posterior = 3 * (logits.log_softmax(-1) * targets[:, :, None]).sum() - 0.01 * theta.square().sum()
     score = torch.autograd.grad(log_posterior, theta)[0]
     with torch.no_grad():
-        particles = Particles(None, theta)
-        mixing = look_at_kernels(particles, prior=0.01)
-        (ours,) = directions(inputs, targets, particles, DotProduct(), mixing, n=12, prior=0.01)
+        mixing, settings = look_at_kernels(theta, None, prior=0.01), dict(n=12, prior=0.01, layered=False)
+        _, ours = directions(inputs[:, :, None], targets, theta, DotProduct(), mixing, **settings)
     torch.testing.assert_close(
         ours, -svgd_direction(theta.detach().flatten(2), score.flatten(2)).view_as(theta)
     )
@@ -126,6 +129,64 @@ def test_training_in_the_span_is_exact_for_sgd(kernel, optimizer):
     np.testing.assert_allclose(a, b, atol=2e-5)
     untrained = DPKLHead(**{**settings, "epochs": 1}, learning_rate=1e-9).fit(x, y).predict_proba(xq)
     assert np.abs(a - untrained).max() > 0.01  # and it is training that agrees
+
+
+class FactoredAdam(torch.optim.Optimizer):
+    """Adam in all D dimensions with v_kj = r_k u_j for tensors `[D, d]`, v_kj itself for class weights."""
+
+    def __init__(self, params, lr, shares):
+        super().__init__(params, dict(lr=lr))
+        self.shares = shares[:, None]  # D 1
+
+    def step(self):
+        for w in self.param_groups[0]["params"]:
+            state, shares = self.state[w], torch.ones(len(w), 1, dtype=w.dtype)
+            square = w.grad**2
+            if len(w) == len(self.shares):
+                shares = self.shares
+                seen = shares[:, 0] > 0
+                square = (square[seen] / shares[seen]).mean(0, keepdim=True)
+            state["t"] = t = state.get("t", 0) + 1
+            state["m"] = 0.9 * state.get("m", 0) + 0.1 * w.grad
+            state["u"] = 0.999 * state.get("u", 0) + 0.001 * square
+            root = (shares * state["u"] / (1 - 0.999**t)).sqrt() + 1e-12
+            w.detach().sub_(self.param_groups[0]["lr"] * state["m"] / (1 - 0.9**t) / root)
+
+
+@pytest.mark.parametrize("kernel", ["rff", "exact"])
+@pytest.mark.parametrize("embeddings", [1, 3])
+def test_factored_adam_in_the_span_is_that_of_all_dimensions(kernel, embeddings):
+    """Same draws and minibatches, every one of the D × d weights moved by itself, autograd, float64."""
+    x, y, xq = (torch.tensor(a) for a in task(dimension=60)[:3])
+    x, xq = x.double(), xq.double()
+    x[:, 7] = 0.0  # a feature that the support set does not show, and the queries do
+    shares = torch.nn.functional.normalize(x, dim=-1).square().mean(0)
+    settings = dict(latent=16, embeddings=embeddings, particles=4, epochs=15, learning_rate=3e-3)
+    settings |= dict(frequencies_per_step=24, kappa_every=2)
+    head = DPKLHead(kernel=kernel, frequencies=64, **settings)
+    v = head._similarity(x)[0].frequencies if kernel == "rff" else None
+    optimizer = partial(FactoredAdam, shares=shares)
+    theirs = reference.dpkl(x, y, xq, 3, frequencies=v, optimizer=optimizer, **settings)
+    ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_layers_in_the_span_know_their_distances_and_end_where_their_values_are():
+    points, start = double(2, 6, 20), double(2, 20, 3, 4, seed=1)
+    points[1, 3] = points[1, 0]  # the same point twice
+    layers = SpanLayers(points, 3, 4, "adam", 0.1)
+    for e in range(2):
+        layers.begin(e, start[e])
+    layers.shuffle(torch.tensor([[2, 0, 1, 5, 4, 3], [0, 1, 2, 3, 4, 5]]))
+    for _ in range(3):
+        gradient = torch.sin(layers.hidden(slice(0, 4)))
+        layers.move(slice(0, 4), gradient, None)
+    weights = start.clone()
+    layers.add_to(weights, layers.values)
+    torch.testing.assert_close(torch.einsum("enk,ekmd->enmd", points, weights), layers.values)
+    by_layer = weights.transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layers.distances(), torch.cdist(by_layer, by_layer).square())
+    assert (weights - start).abs().amax() > 0.1
 
 
 @pytest.mark.parametrize("kernel", ["rff", "exact"])

@@ -10,7 +10,7 @@ from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.calibrated import CalibratedDPKLHead
 from fewshot_dpkl.heads.cosine import CosineHead
 from fewshot_dpkl.heads.logistic import LogisticRegressionHead
-from fewshot_dpkl.heads.similarity import CentroidHead, NearestNeighborHead
+from fewshot_dpkl.heads.nearest import CentroidHead, NearestNeighborHead
 
 HEADS: dict[str, type[Head]] = {
     head.name: head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -10,20 +11,9 @@ from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, unit
 from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.particle import (
-    DotProduct,
-    ExactKernel,
-    FourierKernel,
-    Optimizer,
-    PairedProduct,
-    Particles,
-    Similarity,
-    layer_distances,
-    predict,
-    predict_by_particle,
-    train,
-)
-from fewshot_dpkl.heads.span import Span, support_span
+from fewshot_dpkl.heads.layers import FreeLayers, Optimizer, Points, SpanLayers
+from fewshot_dpkl.heads.particle import Particles, predict, predict_by_particle, train
+from fewshot_dpkl.heads.similarity import DotProduct, ExactKernel, FourierKernel, PairedProduct, Similarity
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.particles import Bandwidth
 
@@ -94,10 +84,14 @@ class BLRHead(Head):
         theta = torch.stack([draw.normal(*shape) for draw in draws]).to(support)
         orders = torch.stack([draw.orders(self.epochs, support.shape[1]) for draw in draws]).to(labels.device)
         theta = theta / width**0.5
+        points, (judged, judged_labels) = unit(support), _scaled(validation)
+        layers = Points(points, judged)
+        if weights is not None:
+            layers = FreeLayers(points, weights, "adam", self.learning_rate, judged)
         trained = train(
-            unit(support), labels, Particles(weights, theta), self._similarity(), orders,
+            layers, labels, theta, self._similarity(), orders,
             batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, repulsion=self.repulsion, validation=_scaled(validation), on_check=on_check,
+            rule=self.bandwidth, repulsion=self.repulsion, judged_labels=judged_labels, on_check=on_check,
         )  # fmt: skip
         state = {"class_weights": trained.theta}
         return state if trained.weights is None else {"weights": trained.weights, **state}
@@ -111,8 +105,15 @@ class BLRHead(Head):
         return predict_by_particle(unit(query), particles, self._similarity())
 
 
-def _scaled(validation: Validation | None) -> Validation | None:
-    return None if validation is None else (unit(validation[0]), validation[1])
+def _scaled(validation: Validation | None) -> Validation | tuple[None, None]:
+    return (None, None) if validation is None else (unit(validation[0]), validation[1])
+
+
+@lru_cache(maxsize=8)
+def _frequencies(latent: int, number: int, seed: int) -> Tensor:
+    """The orthogonal random frequencies `[number, latent]` of a seed, at ℓ = 1; not to be written to."""
+    generator = torch.Generator().manual_seed(seed)
+    return random_frequencies(latent, number, orthogonal=True, generator=generator)
 
 
 class DPKLHead(Head):
@@ -198,13 +199,8 @@ class DPKLHead(Head):
             return exact, [exact]
         if self.kernel != "rff":
             raise ValueError(f"unknown kernel {self.kernel!r}; use 'rff' or 'exact'")
-        frequencies = random_frequencies(
-            self.latent,
-            self.frequencies or 10 * self.latent,
-            orthogonal=True,
-            lengthscale=self.lengthscale,
-            generator=torch.Generator().manual_seed(self.frequency_seed),
-        ).to(like)
+        number = self.frequencies or 10 * self.latent
+        frequencies = _frequencies(self.latent, number, self.frequency_seed).to(like) / self.lengthscale
         blocks = frequencies.split(self.frequencies_per_step or self.latent)
         return FourierKernel(frequencies), [FourierKernel(block) for block in blocks]
 
@@ -222,16 +218,6 @@ class DPKLHead(Head):
         """What the training error is measured with: the kernel that random features estimate, far cheaper."""
         return ExactKernel(self.lengthscale)
 
-    def _stretch(self, span: Span, features: int) -> float:
-        """How much longer the coordinates of the span are made, and the layers shorter: √(D/r) for Adam.
-
-        Adam moves every coordinate by about the learning rate, so its steps would be √(D/r) times shorter in
-        the r coordinates of the span than in all D. In coordinates √(D/r) as long they are as long again.
-        """
-        if span.basis is None or self.optimizer != "adam":
-            return 1.0
-        return (features / span.coordinates.shape[-1]) ** 0.5
-
     @torch.no_grad()
     def fit_episodes(
         self,
@@ -241,36 +227,37 @@ class DPKLHead(Head):
         validation: Validation | None = None,
         on_check: Callable[[int], None] | None = None,
     ) -> State:
-        if validation is not None and self.span and support.shape[1] < support.shape[2]:
+        (episodes, n, features), points = support.shape, unit(support)
+        in_span = self.span and n < features
+        if validation is not None and in_span:
             raise ValueError("a validation set is not in the span of the support set; use span=False")
-        episodes, n, features = support.shape
-        span = support_span(unit(support)) if self.span else Span(unit(support), None)
-        stretch = self._stretch(span, features)
-        # Full weights are large: each episode's are drawn and projected while they are in cache.
+        span = None
+        if in_span:
+            span = SpanLayers(points, self.embeddings, self.latent, self.optimizer, self.learning_rate)
         weights = support.new_empty(episodes, features, self.embeddings, self.latent)
-        inside, outside, theta, orders = [], [], [], []
+        theta, orders = [], []
         for e, seed in enumerate(seeds):
             draws = Draws(seed)
             self._start_layers(draws, weights[e])
             theta.append(draws.normal(self.particles, int(labels.max()) + 1, self.latent) * self.latent**-0.5)
             orders.append(draws.orders(self.epochs, n))
-            inside.append(
-                span.from_features(weights[e].flatten(1), e).unflatten(1, weights.shape[2:])
-            )  # r m d
-            outside.append(layer_distances(weights[e : e + 1]) - layer_distances(inside[e][None]))
-        start = Particles(torch.stack(inside).div_(stretch), torch.stack(theta).to(support))
+            if span is not None:
+                span.begin(e, weights[e])  # at once: it is large, and now in cache
+        judged, judged_labels = _scaled(validation)
         similarity, of_steps = self._similarity(support)
-        judge = self._judge(similarity) if validation is None else similarity
         trained = train(
-            span.coordinates * stretch, labels, start, judge, torch.stack(orders).to(labels.device),
-            of_steps=of_steps, batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, repulsion=self.repulsion, outside=torch.cat(outside).div_(stretch**2),
-            kappa_every=self.kappa_every, check_every=self.check_every, optimizer=self.optimizer,
-            validation=_scaled(validation), on_check=on_check,
+            span or FreeLayers(points, weights, self.optimizer, self.learning_rate, judged), labels,
+            torch.stack(theta).to(support), self._judge(similarity) if validation is None else similarity,
+            torch.stack(orders).to(labels.device), of_steps=of_steps, batch_size=self.batch_size,
+            learning_rate=self.learning_rate, prior=self.prior, rule=self.bandwidth,
+            repulsion=self.repulsion, kappa_every=self.kappa_every, check_every=self.check_every,
+            optimizer=self.optimizer, judged_labels=judged_labels, on_check=on_check,
         )  # fmt: skip
         assert trained.weights is not None
-        for e, moved in enumerate(trained.weights):
-            span.add_to_features(weights[e].flatten(1), (moved * stretch - inside[e]).flatten(1), e)
+        if span is None:
+            weights = trained.weights
+        else:
+            span.add_to(weights, trained.weights)
         return {"weights": weights, "class_weights": trained.theta}
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:

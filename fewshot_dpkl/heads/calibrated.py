@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
 from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.particle import FreeClassWeights, Particles, predict, predict_by_particle, train
+from fewshot_dpkl.heads.layers import Points
+from fewshot_dpkl.heads.particle import Particles, predict, predict_by_particle, train
+from fewshot_dpkl.heads.similarity import FreeClassWeights
 from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.kernels import squared_distances
 from fewshot_dpkl.particles import Bandwidth
@@ -76,7 +78,7 @@ class CalibratedDPKLHead(Head):
         noise = torch.stack([Draws(seed).normal(*shape) for seed in seeds]).to(points)
         start = means + noise * (self.diversity * points.shape[-1] ** -0.5)
         trained = train(
-            points, labels, Particles(None, start), FreeClassWeights(),
+            Points(points), labels, start, FreeClassWeights(),
             torch.arange(n, device=labels.device).expand(len(points), self.steps, -1),
             batch_size=n, learning_rate=self.learning_rate / (shot + self.prior), prior=self.prior / 2,
             prior_mean=means, rule=self.bandwidth, check_every=self.steps, optimizer="sgd",

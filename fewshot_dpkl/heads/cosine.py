@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
 from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.particle import minibatches, normalise
+from fewshot_dpkl.heads.layers import take
+from fewshot_dpkl.heads.particle import normalise
 from fewshot_dpkl.heads.span import support_span
 
 
@@ -54,38 +55,51 @@ class CosineHead(Head):
 
         span = support_span(unit(support))
         inside = span.from_features(initial.transpose(-1, -2))  # E r C
-        rest, rest_length = normalise(initial - span.to_features(inside).transpose(-1, -2))  # E C D, E C 1
-        directions = torch.cat([inside.transpose(-1, -2), rest_length], -1)  # E C r+1
-        gains = directions.norm(dim=-1)  # E C
+        rest, inverse_length = normalise(initial - span.to_features(inside).transpose(-1, -2))  # E C D, E C 1
+        directions = torch.cat([inside.transpose(-1, -2), inverse_length.reciprocal()], -1)  # E C r+1
+        gains = directions.norm(dim=-1, keepdim=True)  # E C 1
         inputs = torch.cat([span.coordinates, support.new_zeros(episodes, n, 1)], -1)  # E n r+1
 
         self._descend(inputs, one_hot(labels, support.dtype), directions, gains, orders)
         weights = span.to_features(directions[..., :-1].transpose(-1, -2)).transpose(-1, -2)
         weights = weights + directions[..., -1:] * rest
-        return {"class_weights": gains[..., None] * unit(weights)}
+        return {"class_weights": gains * unit(weights)}
 
     def _descend(
         self, inputs: Tensor, targets: Tensor, directions: Tensor, gains: Tensor, orders: Tensor
     ) -> None:
-        """SGD on `directions` `[E, C, r]` and `gains` `[E, C]`, in place, torch's rule for the first step."""
-        sgd = torch.optim.SGD(
-            [directions, gains],
-            lr=self.learning_rate,
-            momentum=self.momentum,
-            dampening=self.dampening,
-            weight_decay=self.weight_decay,
-        )
+        """SGD on `directions` `[E, C, r]` and `gains` `[E, C, 1]`, in place."""
+        move_directions, move_gains = self._sgd(directions), self._sgd(gains)
         for order in orders.unbind(1):
-            for x, y in minibatches(inputs, targets, order, self.batch_size):  # E b r, E b C
-                v, length = normalise(directions)
-                cosine = x @ v.transpose(-1, -2)  # E b C
-                residual = ((self.scale * gains[:, None] * cosine).softmax(-1) - y) * (
-                    self.scale / x.shape[1]
-                )
-                along = (residual * cosine).sum(1)  # E C
-                across = residual.transpose(-1, -2) @ x - v * along[..., None]
-                directions.grad, gains.grad = gains[..., None] * across / length, along
-                sgd.step()
+            batches = zip(*(take(t, order).split(self.batch_size, 1) for t in (inputs, targets)), strict=True)
+            for x, y in batches:  # E b r, E b C
+                v, inverse = normalise(directions)
+                cosine = torch.bmm(x, v.transpose(-1, -2))  # E b C
+                logits = cosine * (self.scale * gains).transpose(-1, -2)
+                p = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+                p.div_(p.sum(-1, keepdim=True))  # by hand: softmax is slow along few classes
+                residual = p.sub_(y).mul_(self.scale / x.shape[1])
+                along = (residual * cosine).sum(1)[..., None]  # E C 1
+                across = torch.baddbmm(v * along, residual.transpose(-1, -2), x, beta=-1)
+                move_directions(across.mul_(gains * inverse))
+                move_gains(along)
+
+    def _sgd(self, tensor: Tensor) -> Callable[[Tensor], None]:
+        """A function that moves `tensor` by torch's rule, given its gradient; overwrites the gradient.
+
+        (torch.optim would first take two seconds to import its compiler, in every process.)
+        """
+        velocity = torch.zeros_like(tensor)
+        share = 1.0  # the first step has no dampening
+
+        def move(gradient: Tensor) -> None:
+            nonlocal share
+            gradient.add_(tensor, alpha=self.weight_decay)
+            velocity.mul_(self.momentum).add_(gradient, alpha=share)
+            share = 1 - self.dampening
+            tensor.sub_(velocity, alpha=self.learning_rate)
+
+        return move
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         logits = self.scale * unit(query) @ state["class_weights"].transpose(-1, -2)

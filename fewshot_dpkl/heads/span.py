@@ -56,10 +56,15 @@ def support_span(support: Tensor) -> Span:
     if n >= d:
         return Span(support, None)
     points = widest(support)
-    values, vectors = torch.linalg.eigh(points @ points.transpose(-1, -2))  # E n, E n n
+    root, inverse_root = roots(points @ points.transpose(-1, -2))  # E n n
+    return Span(root.to(support), (inverse_root @ points).to(support))
+
+
+def roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """M^(1/2) and M^(-1/2) of positive matrices `[E, n, n]`; directions that M does not have are left out."""
+    values, vectors = torch.linalg.eigh(matrix)
     kept = values > values[:, -1:] * 1e-9
-    roots = torch.where(kept, values, 0).sqrt()
-    inverse_roots = torch.where(kept, roots, torch.inf).reciprocal()
-    coordinates = (vectors * roots[:, None]) @ vectors.transpose(-1, -2)  # E n n
-    basis = (vectors * inverse_roots[:, None]) @ vectors.transpose(-1, -2) @ points  # E n D
-    return Span(coordinates.to(support), basis.to(support))
+    root = torch.where(kept, values, 0).sqrt()
+    inverse = torch.where(kept, root, torch.inf).reciprocal()
+    back = vectors.transpose(-1, -2)
+    return (vectors * root[:, None]) @ back, (vectors * inverse[:, None]) @ back

@@ -1,0 +1,51 @@
+"""Heads without training: the nearest example and the nearest class mean, by cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.heads.base import Head, State, one_hot, unit
+
+
+class NearestNeighborHead(Head):
+    """Baseline++ 1-NN (Chen et al., 2019, appendix A4): the class of the most similar support example.
+
+    Similarity is the cosine. Probabilities are a softmax over classes of `scale` times the cosine of the
+    class's most similar example; the scale changes them, never the prediction.
+    """
+
+    name = "nn"
+
+    def __init__(self, scale: float = 10.0) -> None:
+        self.scale = scale
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        return {"support": unit(support), "labels": labels}
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        cosine = unit(query) @ state["support"].transpose(-1, -2)  # E q n
+        of_class = one_hot(state["labels"], torch.bool).transpose(-1, -2)  # E C n
+        nearest = cosine.new_full((*cosine.shape[:2], of_class.shape[1]), -torch.inf)  # E q C
+        for c in range(of_class.shape[1]):  # one class at a time keeps memory at E q n
+            nearest[..., c] = cosine.masked_fill(~of_class[:, c, None], -torch.inf).amax(-1)
+        return (self.scale * nearest).log_softmax(-1)
+
+
+class CentroidHead(Head):
+    """Nearest class mean by cosine: softmax over `scale` times the cosine to the mean of unit features."""
+
+    name = "centroid"
+
+    def __init__(self, scale: float = 10.0) -> None:
+        self.scale = scale
+
+    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+        members = one_hot(labels, support.dtype)  # E n C
+        return {"centroids": unit(members.transpose(-1, -2) @ unit(support))}  # E C D
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        cosine = unit(query) @ state["centroids"].transpose(-1, -2)  # E q C
+        return (self.scale * cosine).log_softmax(-1)
