@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate
 from fewshot_dpkl.features import SHIPPED
@@ -30,8 +29,8 @@ from fewshot_dpkl.metrics import mean_interval
 class SharedStart(DPKLHead):
     """All episodes start from the same layers; class weights and minibatches stay their own."""
 
-    def _start_layers(self, draws: Draws, layers: Tensor) -> None:
-        super()._start_layers(Draws(0), layers)
+    def _draws_of_layers(self, draws: Draws) -> Draws:
+        return Draws(0)
 
 
 class JudgedByAllFrequencies(DPKLHead):
@@ -52,7 +51,7 @@ STUDIES: dict[str, dict[str, Head]] = {
         "R = 128": DPKLHead(frequencies=128),
         "closed form": DPKLHead(kernel="exact"),
     },
-    "kappa": {"κ in every step": DPKLHead(kappa_every=1), "κ every 10 steps (default)": DPKLHead()},
+    "kappa": {"κ in every step": DPKLHead(kappa_every=1), "κ every 25 steps (default)": DPKLHead()},
     "start": {"own layers (default)": DPKLHead(), "shared layers": SharedStart()},
     "judge": {"judged by all R": JudgedByAllFrequencies(), "judged by the closed form (default)": DPKLHead()},
     "basis": {

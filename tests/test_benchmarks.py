@@ -6,7 +6,6 @@ import torch
 
 from benchmarks import study_dpkl, study_reference
 from fewshot_dpkl import DPKLHead, EpisodeSampler, evaluate
-from fewshot_dpkl.heads.draws import Draws
 from tests.test_heads import quick
 
 
@@ -34,12 +33,15 @@ def test_the_table_pairs_every_variant_with_the_first():
 
 
 def test_a_shared_start_leaves_the_other_draws_alone():
-    own, shared, layers = Draws(5), Draws(5), torch.empty(7, 3, 128)
-    DPKLHead()._start_layers(own, layers)
-    mine = layers.clone()
-    study_dpkl.SharedStart()._start_layers(shared, layers)
-    assert not torch.equal(layers, mine)
-    assert torch.equal(own.normal(4), shared.normal(4))
+    x = torch.rand(2, 6, 30, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(2).repeat_interleave(3).expand(2, -1)
+    still = dict(latent=8, embeddings=2, epochs=1, learning_rate=0.0)
+    own, shared = (
+        kind(**still).fit_episodes(x, labels, [5, 6]) for kind in (DPKLHead, study_dpkl.SharedStart)
+    )
+    assert not torch.equal(own["weights"][0], own["weights"][1])
+    assert torch.equal(shared["weights"][0], shared["weights"][1])
+    assert torch.equal(own["class_weights"], shared["class_weights"])
 
 
 def test_reference_episodes_of_other_features_are_refused(tmp_path):

@@ -176,7 +176,8 @@ def test_layers_in_the_span_know_their_distances_and_end_where_their_values_are(
     points[1, 3] = points[1, 0]  # the same point twice
     layers = SpanLayers(points, 3, 4, "adam", 0.1)
     for e in range(2):
-        layers.begin(e, start[e])
+        for rows in (slice(0, 8), slice(8, 20)):
+            layers.begin(e, rows, start[e, rows])
     layers.shuffle(torch.tensor([[2, 0, 1, 5, 4, 3], [0, 1, 2, 3, 4, 5]]))
     for _ in range(3):
         gradient = torch.sin(layers.hidden(slice(0, 4)))
@@ -211,8 +212,9 @@ def test_the_start_is_uniform_of_the_deviation_asked_for_and_from_a_stream_of_it
     assert values.abs().max() == pytest.approx(0.2 * 3**0.5, rel=1e-3)
     quarters = torch.histc(values, 4) / values.numel()
     torch.testing.assert_close(quarters, torch.full((4,), 0.25), atol=5e-3, rtol=0)
-    again = torch.empty(200, 3, 128)
-    Draws(3).fill_uniform(again, 0.2)
+    again, same = torch.empty(200, 3, 128), Draws(3)
+    for piece in again.split(60):  # in one go or by pieces
+        same.fill_uniform(piece, 0.2)
     assert torch.equal(again, values)
     assert torch.equal(draws.normal(5), Draws(3).normal(5))
     Draws(4).fill_uniform(again, 0.2)

@@ -165,7 +165,7 @@ class DPKLHead(Head):
         repulsion: float = 1.0,
         start: Start = "uniform",
         optimizer: Optimizer = "adam",
-        kappa_every: int = 10,
+        kappa_every: int = 25,
         check_every: int = 10,
         span: bool = True,
         frequency_seed: int = 0,
@@ -204,9 +204,12 @@ class DPKLHead(Head):
         blocks = frequencies.split(self.frequencies_per_step or self.latent)
         return FourierKernel(frequencies), [FourierKernel(block) for block in blocks]
 
-    def _start_layers(self, draws: Draws, layers: Tensor) -> None:
-        """Draw the layers `[D, m, d]` that an episode starts from."""
-        deviation = (2 / (len(layers) + self.latent)) ** 0.5  # Glorot
+    def _draws_of_layers(self, draws: Draws) -> Draws:
+        """What the layers of an episode with these draws are drawn from."""
+        return draws
+
+    def _start_layers(self, draws: Draws, layers: Tensor, deviation: float) -> None:
+        """Draw the layers `[rows, m, d]` that an episode starts from, or the next rows of them."""
         if self.start == "uniform":
             draws.fill_uniform(layers, deviation)
         elif self.start == "normal":
@@ -235,14 +238,19 @@ class DPKLHead(Head):
         if in_span:
             span = SpanLayers(points, self.embeddings, self.latent, self.optimizer, self.learning_rate)
         weights = support.new_empty(episodes, features, self.embeddings, self.latent)
+        deviation = (2 / (features + self.latent)) ** 0.5  # Glorot
+        rows = features if span is None else 200  # of the layers at a time: they stay in cache
         theta, orders = [], []
         for e, seed in enumerate(seeds):
             draws = Draws(seed)
-            self._start_layers(draws, weights[e])
+            draws_of_layers = self._draws_of_layers(draws)
+            for first in range(0, features, rows):
+                some = slice(first, first + rows)
+                self._start_layers(draws_of_layers, weights[e, some], deviation)
+                if span is not None:
+                    span.begin(e, some, weights[e, some])
             theta.append(draws.normal(self.particles, int(labels.max()) + 1, self.latent) * self.latent**-0.5)
             orders.append(draws.orders(self.epochs, n))
-            if span is not None:
-                span.begin(e, weights[e])  # at once: it is large, and now in cache
         judged, judged_labels = _scaled(validation)
         similarity, of_steps = self._similarity(support)
         trained = train(
@@ -290,7 +298,7 @@ class DBLRHead(DPKLHead):
         bandwidth: Bandwidth = "paper",
         repulsion: float = 1.0,
         start: Start = "uniform",
-        kappa_every: int = 10,
+        kappa_every: int = 25,
         span: bool = True,
         random_state: int | None = 0,
     ) -> None:

@@ -8,6 +8,7 @@ change by XXᵀA, and training needs no W at all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -136,29 +137,47 @@ class SpanLayers:
         if self.adam:  # a's mean square over the features is a·(XC²Xᵀ/D)·a, those that are always zero aside
             self.mean_squares = (overlap / (shares > 0).sum(-1).clamp_min(1)[:, None, None]).to(points)
         episodes, n, _ = points.shape
-        self.start = points.new_empty(episodes, n, embeddings * latent)  # XW₀
-        self.offset = torch.empty_like(self.start)
-        self.outside = points.new_empty(episodes, embeddings, embeddings)
+        self.begun = points.new_zeros(episodes, 2 * n, embeddings * latent)  # XW₀ and its coordinates
+        self.products = points.new_zeros(episodes, embeddings, embeddings)  # of the layers W₀
         self.shape = (episodes, n, embeddings, latent)
 
-    def begin(self, episode: int, weights: Tensor) -> None:
-        """The layers `[D, m, d]` that an episode starts from; all must begin before the first step."""
-        values, coordinates = torch.mm(self.probes[episode], weights.flatten(1)).chunk(2)  # each n md
-        self.start[episode] = values
-        self.offset[episode] = coordinates - self.to_coordinates[episode] @ values
-        inside = layer_products(coordinates.view(1, *self.shape[1:]))[0]
-        self.outside[episode] = layer_products(weights[None])[0] - inside
-        if episode + 1 == len(self.start):
-            self.values = self.start.clone().view(self.shape)  # XW
-            self.direction = torch.zeros_like(self.start)  # KP
-            self.square = self.start.new_zeros(len(self.start), 1, self.start.shape[-1])  # u_j
+    def begin(self, episode: int, features: slice, weights: Tensor) -> None:
+        """Rows `[rows, m, d]`, those of the given features, of the layers that an episode starts from."""
+        self.begun[episode].addmm_(self.probes[episode, :, features], weights.flatten(1))
+        by_layer = weights.transpose(0, 1).flatten(1)
+        self.products[episode].addmm_(by_layer, by_layer.T)
+
+    @cached_property
+    def start(self) -> Tensor:
+        return self.begun.chunk(2, 1)[0]  # XW₀: E n md
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """Coordinates of W₀ less those that its values alone would have: E n md."""
+        return torch.baddbmm(self.begun.chunk(2, 1)[1], self.to_coordinates, self.start, alpha=-1)
+
+    @cached_property
+    def outside(self) -> Tensor:
+        """Products of what is outside the span, which does not move: E m m."""
+        return self.products - layer_products(self.begun.chunk(2, 1)[1].reshape(self.shape))
+
+    @cached_property
+    def values(self) -> Tensor:
+        return self.start.reshape(self.shape).clone()  # XW
+
+    @cached_property
+    def direction(self) -> Tensor:
+        return torch.zeros_like(self.values).flatten(2)  # KP
+
+    @cached_property
+    def square(self) -> Tensor:
+        return torch.zeros_like(self.direction[:, :1])  # u_j
 
     def shuffle(self, order: Tensor) -> None:
-        episodes, n = order.shape
-        self.rows = order + n * torch.arange(episodes, device=order.device)[:, None]  # among all E·n points
+        self.rows = among_all(order)
         self.kernel_rows = take(self.kernel, order)  # E n n
         if self.adam:
-            self.mean_square_rows = take(take(self.mean_squares, order).transpose(-1, -2), order)
+            self.mean_square_rows = take(take(self.mean_squares, order).transpose(-1, -2).contiguous(), order)
 
     def hidden(self, batch: slice) -> Tensor:
         rows = self.rows[:, batch]
@@ -181,14 +200,12 @@ class SpanLayers:
             self.direction.baddbmm_(kernel, gradient, beta=self.keep)
             values.sub_(self.direction, alpha=self.learning_rate)
             return
-        square = (
-            torch.bmm(self.mean_square_rows[:, batch, batch], gradient).mul_(gradient).sum(1, keepdim=True)
-        )
-        self.square.lerp_(square, 1 - SECOND)
-        self.direction.baddbmm_(kernel, gradient, beta=self.keep, alpha=1 - self.keep)
+        squares = torch.bmm(self.mean_square_rows[:, batch, batch], gradient).mul_(gradient)  # to be summed
+        self.square.lerp_(squares.sum(1, keepdim=True), 1 - SECOND)
         correction = 1 - SECOND**self.steps
         rate = self.learning_rate * correction**0.5 / (1 - self.keep**self.steps)
         root = self.square.add(EPSILON**2 * correction).rsqrt_()
+        self.direction.baddbmm_(kernel, gradient, beta=self.keep, alpha=1 - self.keep)
         values.addcmul_(self.direction, root, value=-rate)
 
     def add_to(self, weights: Tensor, values: Tensor) -> None:
@@ -200,7 +217,13 @@ class SpanLayers:
 
 def take(rows: Tensor, order: Tensor) -> Tensor:
     """Rows of `[E, n, ...]` in the order `[E, n]`."""
-    return rows[torch.arange(len(order), device=order.device)[:, None], order]
+    return rows.flatten(0, 1).index_select(0, among_all(order).flatten()).view_as(rows)
+
+
+def among_all(order: Tensor) -> Tensor:
+    """Row numbers `[E, n]` within episodes, as row numbers among those of all episodes."""
+    episodes, n = order.shape
+    return order + n * torch.arange(episodes, device=order.device)[:, None]
 
 
 def layer_products(weights: Tensor) -> Tensor:

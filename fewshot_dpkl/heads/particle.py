@@ -244,47 +244,49 @@ def train(
         judged_labels: `[E, v]` of the points that `layers` judge by, if those are not the support points.
         on_check: called after every look with the number of epochs done.
     """
-    of_steps = of_steps or [similarity]
-    targets, truth = one_hot(labels, theta.dtype), labels if judged_labels is None else judged_labels
-    theta, layered = theta.clone(), layers.values is not None
-    move_classes = make_optimizer(optimizer, theta, learning_rate)
-    best = Selection([theta] if layers.values is None else [theta, layers.values])
-    epochs, n = orders.shape[1:]
-    step = 0
-    for epoch in range(epochs):
-        layers.shuffle(orders[:, epoch])
-        shuffled = take(targets, orders[:, epoch])
-        for first in range(0, n, batch_size):
-            batch = slice(first, min(first + batch_size, n))
-            if step % kappa_every == 0:
-                mixing = look_at_kernels(
+    with torch.inference_mode():  # less bookkeeping for every small operation
+        of_steps = of_steps or [similarity]
+        targets, truth = one_hot(labels, theta.dtype), labels if judged_labels is None else judged_labels
+        theta, layered = theta.clone(), layers.values is not None
+        move_classes = make_optimizer(optimizer, theta, learning_rate)
+        best = Selection([theta] if layers.values is None else [theta, layers.values])
+        epochs, n = orders.shape[1:]
+        step = 0
+        for epoch in range(epochs):
+            layers.shuffle(orders[:, epoch])
+            shuffled = take(targets, orders[:, epoch])
+            for first in range(0, n, batch_size):
+                batch = slice(first, min(first + batch_size, n))
+                if step % kappa_every == 0:
+                    mixing = look_at_kernels(
+                        theta,
+                        layers.distances(),
+                        joint=similarity.joint,
+                        prior=prior,
+                        rule=rule,
+                        repulsion=repulsion,
+                    )
+                step += 1
+                gradient, theta_step = directions(
+                    layers.hidden(batch),
+                    shuffled[:, batch],
                     theta,
-                    layers.distances(),
-                    joint=similarity.joint,
+                    of_steps[step % len(of_steps)],
+                    mixing,
+                    n=n,
                     prior=prior,
-                    rule=rule,
-                    repulsion=repulsion,
+                    prior_mean=prior_mean,
+                    layered=layered,
                 )
-            step += 1
-            gradient, theta_step = directions(
-                layers.hidden(batch),
-                shuffled[:, batch],
-                theta,
-                of_steps[step % len(of_steps)],
-                mixing,
-                n=n,
-                prior=prior,
-                prior_mean=prior_mean,
-                layered=layered,
-            )
-            if gradient is not None:
-                layers.move(batch, gradient, mixing.drift if similarity.joint else None)
-            move_classes(theta_step)
-        if (epoch + 1) % check_every == 0 or epoch + 1 == epochs:
-            best.offer(_judge(layers, theta, similarity), truth)
-            if on_check:
-                on_check(epoch + 1)
-    return Particles(best.kept[1] if layered else None, best.kept[0])
+                if gradient is not None:
+                    layers.move(batch, gradient, mixing.drift if similarity.joint else None)
+                move_classes(theta_step)
+            if (epoch + 1) % check_every == 0 or epoch + 1 == epochs:
+                best.offer(_judge(layers, theta, similarity), truth)
+                if on_check:
+                    on_check(epoch + 1)
+    theta, *values = (tensor.clone() for tensor in best.kept)
+    return Particles(values[0] if values else None, theta)
 
 
 def _judge(layers: Points | SpanLayers, theta: Tensor, similarity: Similarity) -> Tensor:

@@ -60,9 +60,9 @@ class ExactKernel(Similarity):
     def forward(self, z: Tensor, theta: Tensor) -> Tensor:
         b, m = z.shape[1:3]
         self.z, self.theta = z.flatten(1, 2), theta  # E bm d, E K d
-        log_k = (
-            torch.bmm(self.z, theta.transpose(-1, -2)).mul_(self.precision).view(len(z), b, m, -1)
-        )  # E b m K
+        log_k = torch.bmm(self.z, theta.transpose(-1, -2)).view(len(z), b, m, -1)  # E b m K, with ℓ = 1
+        if self.precision != 1:
+            log_k.mul_(self.precision)
         top = None if self.bounded else log_k.amax(2)
         self.k = (log_k if top is None else log_k.sub_(top[:, :, None])).exp_()
         total = self.k.sum(2)  # E b K
