@@ -72,7 +72,7 @@ def dpkl(
     seed: int,
     *,
     frequencies: Tensor | None = None,
-    frequencies_per_step: int = 128,
+    frequencies_per_step: int | None = None,
     embeddings: int = 10,
     particles: int = 10,
     latent: int = 128,
@@ -80,12 +80,14 @@ def dpkl(
     batch_size: int = 5,
     learning_rate: float = 1e-3,
     prior: float = 1e-3,
-    kappa_every: int = 10,
+    kappa_every: int = 1,
     optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
 ) -> Tensor:
     """Fit DPKL (DBLR with `embeddings=1`) to one episode; class probabilities of the queries `[q, C]`.
 
-    The closed form, or random features with `frequencies` `[R, d]`, a block of them in each training step.
+    The paper's algorithm as it stands; the closed form, or random features with `frequencies` `[R, d]`. Two
+    things can be made cheaper as in our heads: a step that looks at a block of the frequencies only, the next
+    step at the next, and κ, looked at once in some steps.
     """
     n, features = support.shape
     classes = int(labels.max()) + 1
@@ -99,7 +101,7 @@ def dpkl(
     optimise = optimizer([*weights, *thetas], lr=learning_rate)  # type: ignore[call-arg]
     best: tuple[float, float] = (math.inf, math.inf)
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
-    blocks = [None] if frequencies is None else frequencies.split(frequencies_per_step)
+    blocks = [None] if frequencies is None else frequencies.split(frequencies_per_step or len(frequencies))
     step = 0
 
     for epoch in range(epochs):
@@ -141,6 +143,11 @@ def dpkl(
 
     with torch.no_grad():
         return torch.stack(probabilities(normalize(query, dim=-1), *kept, frequencies)).mean(0)
+
+
+def warm_up() -> None:
+    """Let torch import what its optimisers need, which takes seconds and belongs to no episode."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
 def cosine(support: Tensor, labels: Tensor, query: Tensor, seed: int, epochs: int = 100) -> Tensor:
