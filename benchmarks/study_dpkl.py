@@ -55,12 +55,12 @@ STUDIES: dict[str, dict[str, Head]] = {
     "start": {"own layers (default)": DPKLHead(), "shared layers": SharedStart()},
     "judge": {"judged by all R": JudgedByAllFrequencies(), "judged by the closed form (default)": DPKLHead()},
     "basis": {
-        "all D dimensions": DPKLHead(span=False),
-        "span of the support set (default)": DPKLHead(),
+        "all D dimensions": DPKLHead(span=False, kappa_every=10),
+        "span of the support set": DPKLHead(kappa_every=10),
     },
     "basis-exact": {
-        "closed form, all D dimensions": DPKLHead(kernel="exact", span=False),
-        "closed form, span of the support set (default)": DPKLHead(kernel="exact"),
+        "closed form, all D dimensions": DPKLHead(kernel="exact", span=False, kappa_every=10),
+        "closed form, span of the support set": DPKLHead(kernel="exact", kappa_every=10),
     },
 }
 FIGURES = ("accuracy", "nll")
