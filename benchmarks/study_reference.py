@@ -4,7 +4,7 @@
     python benchmarks/study_reference.py --episodes 125 --out runs/reference
 
 The reference loop (all D dimensions, autograd) takes ten seconds or more an episode: with the cheaper steps
-of our head, as in the first line, or as the paper has it, as in the second. Each finished episode is a line of
+of our head, as in the first line, or as the paper has it, as in the second. Each finished one is a line of
 a CSV file in OUT, and a run that was stopped goes on where it was; `--minutes` stops it by itself,
 `--minutes 0` compares what is there. The episodes are `evaluate`'s.
 """

@@ -139,8 +139,9 @@ class DPKLHead(Head):
         kappa_every: steps between looks at κ of the layers and of the class weights, which hardly change
             from one step to the next.
         check_every: epochs between looks at the training error.
-        span: train in the span of the support set where n < D (see `span.py`): many times faster, the same
-            result for `sgd` and `momentum`, another basis for `adam`.
+        span: where n < D, train by the values of the layers at the support points (`layers.SpanLayers`): many
+            times faster, the same result for `sgd` and `momentum`, and for `adam` but for its factored second
+            moment.
         particles, epochs, batch_size, learning_rate, prior, bandwidth, repulsion, random_state: as in
             `BLRHead`.
     """

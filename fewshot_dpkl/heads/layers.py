@@ -1,8 +1,8 @@
 """The layers x → x w_l of a particle classifier: what they make of the support points, and how they move.
 
-`Points` has no layer, `FreeLayers` moves every weight, and `SpanLayers` moves the same layers n/D as fast by
-the support-span identity: a step of gradient descent changes W by XᵀA, so the values XW at the support points
-change by XXᵀA, and training needs no W at all.
+`Points` has no layer, `FreeLayers` moves every weight, and `SpanLayers` trains the same layers with n/D of
+the work by the support-span identity: a step of gradient descent changes W by XᵀA, so the values XW at the
+support points change by XXᵀA, and training needs no W at all.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The gradient of any loss of XW with respect to W is XᵀA: it lies in the span of the n support points.
 With n < D only the part of W inside that span ever moves. In an orthonormal basis Q of the span,
 X = S Q with S `[n, n]`, XW = S (QW), and the rest of W stays what it was at the start. For optimisers
-that treat rotated coordinates alike (SGD, with or without momentum) this is exact; for Adam, which
-scales every coordinate on its own, the basis is part of the choice of optimiser.
+that treat rotated coordinates alike (SGD, with or without momentum) this is exact. (The layers of DBLR and
+DPKL go further, `SpanLayers` in `layers.py`.)
 """
 
 from __future__ import annotations
@@ -29,20 +29,13 @@ class Span:
     coordinates: Tensor
     basis: Tensor | None
 
-    def from_features(self, weights: Tensor, episode: int | slice = slice(None)) -> Tensor:
-        """QW, the part of `weights` `[..., D, k]` inside the span: `[..., r, k]`, of all episodes or one."""
-        return weights if self.basis is None else self.basis[episode] @ weights
+    def from_features(self, weights: Tensor) -> Tensor:
+        """QW, the part of `weights` `[E, D, k]` inside the span: `[E, r, k]`."""
+        return weights if self.basis is None else self.basis @ weights
 
-    def to_features(self, weights: Tensor, episode: int | slice = slice(None)) -> Tensor:
-        """QᵀW: `[..., r, k]` back to `[..., D, k]`."""
-        return weights if self.basis is None else self.basis[episode].transpose(-1, -2) @ weights
-
-    def add_to_features(self, total: Tensor, weights: Tensor, episode: int) -> None:
-        """`total` `[D, k]` += QᵀW of one episode, `weights` `[r, k]`."""
-        if self.basis is None:
-            total.add_(weights)
-        else:
-            total.addmm_(self.basis[episode].T, weights)
+    def to_features(self, weights: Tensor) -> Tensor:
+        """QᵀW: `[E, r, k]` back to `[E, D, k]`."""
+        return weights if self.basis is None else self.basis.transpose(-1, -2) @ weights
 
 
 def support_span(support: Tensor) -> Span:
