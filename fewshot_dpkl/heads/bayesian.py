@@ -147,7 +147,7 @@ class DPKLHead(Head):
     """
 
     name = "dpkl"
-    episodes_at_once = 24  # 8 MB of layers each
+    episodes_at_once = 16  # 8 MB of layers each
 
     def __init__(
         self,
