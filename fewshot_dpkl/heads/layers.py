@@ -144,16 +144,16 @@ class SpanLayers:
     def begin(self, episode: int, features: slice, weights: Tensor) -> None:
         """Rows `[rows, m, d]`, those of the given features, of the layers that an episode starts from."""
         self.begun[episode].addmm_(self.probes[episode, :, features], weights.flatten(1))
-        by_layer = weights.transpose(0, 1).flatten(1)
-        self.products[episode].addmm_(by_layer, by_layer.T)
+        self.products[episode] += layer_products(weights[None])[0]
 
     @cached_property
     def start(self) -> Tensor:
-        return self.begun.chunk(2, 1)[0]  # XW₀: E n md
+        """XW₀: E n md."""
+        return self.begun.chunk(2, 1)[0]
 
     @cached_property
     def offset(self) -> Tensor:
-        """Coordinates of W₀ less those that its values alone would have: E n md."""
+        """The coordinates of W₀ less those that its values stand for: E n md."""
         return torch.baddbmm(self.begun.chunk(2, 1)[1], self.to_coordinates, self.start, alpha=-1)
 
     @cached_property
