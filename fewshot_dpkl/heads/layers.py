@@ -121,7 +121,7 @@ class SpanLayers:
     def __init__(
         self, points: Tensor, embeddings: int, latent: int, optimizer: Optimizer, learning_rate: float
     ) -> None:
-        check(optimizer)
+        check_optimizer(optimizer)
         self.adam, self.learning_rate, self.steps = optimizer == "adam", learning_rate, 0
         self.keep = 0.0 if optimizer == "sgd" else MOMENTUM  # of the directions so far
         x = reach = widest(points)
@@ -235,7 +235,7 @@ def layer_products(weights: Tensor) -> Tensor:
     return products
 
 
-def check(optimizer: str) -> None:
+def check_optimizer(optimizer: str) -> None:
     if optimizer not in ("adam", "sgd", "momentum"):
         raise ValueError(f"unknown optimizer {optimizer!r}; use 'adam', 'sgd' or 'momentum'")
 
@@ -245,7 +245,7 @@ def make_optimizer(name: Optimizer, tensor: Tensor, learning_rate: float) -> Cal
 
     All are elementwise, so that stacked episodes do not touch each other.
     """
-    check(name)
+    check_optimizer(name)
     mean = torch.zeros_like(tensor)
     if name == "adam":
         # torch's own step without the bookkeeping around it, which costs as much again on small tensors

@@ -55,7 +55,12 @@ def embed(inputs: Tensor, weights: Tensor | None, normalised: bool = True) -> Te
     """z `[E, b, m, d]` of inputs `[E, b, D]` under particles `[E, D, m, d]` (or the inputs themselves)."""
     if weights is None:
         return inputs[:, :, None]
-    z = torch.bmm(inputs, weights.flatten(2)).relu_().unflatten(-1, weights.shape[2:])
+    return activate(torch.bmm(inputs, weights.flatten(2)).unflatten(-1, weights.shape[2:]), normalised)
+
+
+def activate(hidden: Tensor, normalised: bool) -> Tensor:
+    """z of the hidden layer x w_l `[..., d]`: the ReLU, and length one if `normalised`."""
+    z = hidden.relu()
     return z.mul_(inverse_lengths(z)) if normalised else z
 
 
@@ -207,7 +212,6 @@ def gradients(
     return grad_z, inverse, grad_theta.view_as(theta).flatten(2)
 
 
-@torch.no_grad()
 def train(
     layers: Points | SpanLayers,
     labels: Tensor,
@@ -293,9 +297,7 @@ def _judge(layers: Points | SpanLayers, theta: Tensor, similarity: Similarity) -
     """log p `[E, v, C]` of the points that `layers` judge by."""
     z = layers.hidden_of_judged()
     if layers.values is not None:
-        z = z.relu()
-        if similarity.normalised:
-            z.mul_(inverse_lengths(z))
+        z = activate(z, similarity.normalised)
     pieces = zip(z.split(4), theta.split(4), strict=True)  # they stay in cache
     return torch.cat([predictive(class_log_probabilities(*piece, similarity)) for piece in pieces])
 
