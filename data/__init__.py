@@ -12,7 +12,6 @@ from data.splits import (
     read_folder,
     read_mini_imagenet,
     spread_per_class,
-    user_cache,
 )
 from data.store import Store
 
@@ -30,5 +29,4 @@ __all__ = [
     "read_query",
     "read_support",
     "spread_per_class",
-    "user_cache",
 ]

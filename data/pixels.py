@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from data.splits import Split, user_cache
-from fewshot_dpkl.files import atomic_path
+from data.splits import Split
+from fewshot_dpkl.files import atomic_path, user_cache
 from fewshot_dpkl.pictures import decode
 
 

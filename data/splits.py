@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data.store import Store
+from fewshot_dpkl.files import user_cache
 
 SPLITS = ("base", "val", "novel")
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -53,13 +54,6 @@ def data_root(given: str | os.PathLike[str] | None = None) -> Path:
     if os.environ.get("FEWSHOT_DPKL_DATA"):
         return Path(os.environ["FEWSHOT_DPKL_DATA"])
     return user_cache() / "data"
-
-
-def user_cache() -> Path:
-    """$FEWSHOT_DPKL_CACHE, else fewshot-dpkl in the user's cache folder."""
-    if os.environ.get("FEWSHOT_DPKL_CACHE"):
-        return Path(os.environ["FEWSHOT_DPKL_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fewshot-dpkl"
 
 
 def open_split(dataset: str, split: str, root: str | os.PathLike[str] | None = None) -> Split:

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and where those of the user are kept."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def user_cache() -> Path:
+    """$FEWSHOT_DPKL_CACHE, else fewshot-dpkl in the user's cache folder."""
+    if os.environ.get("FEWSHOT_DPKL_CACHE"):
+        return Path(os.environ["FEWSHOT_DPKL_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fewshot-dpkl"

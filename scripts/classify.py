@@ -20,10 +20,11 @@ import numpy as np
 from _cli import add_device_arguments, run, use_device
 from torch import nn
 
-from data import read_query, read_support, user_cache
+from data import read_query, read_support
 from fewshot_dpkl import HEADS, Backbone, FewShotClassifier, find_backbone
 from fewshot_dpkl.answers import NOT_SURE, Answers, shown, table, write
 from fewshot_dpkl.embedding import embed
+from fewshot_dpkl.files import user_cache
 
 
 def parse() -> argparse.Namespace:

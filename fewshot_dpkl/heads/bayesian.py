@@ -147,7 +147,7 @@ class DPKLHead(Head):
     """
 
     name = "dpkl"
-    episodes_at_once = 16  # 8 MB of layers each
+    episodes_at_once = 8  # 8 MB of layers each
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class DBLRHead(DPKLHead):
     """
 
     name = "dblr"
-    episodes_at_once = 48
+    episodes_at_once = 24
 
     def __init__(
         self,

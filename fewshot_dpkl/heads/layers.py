@@ -7,7 +7,6 @@ support points change by XXᵀA, and training needs no W at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Literal
 
@@ -240,23 +239,38 @@ def check_optimizer(optimizer: str) -> None:
         raise ValueError(f"unknown optimizer {optimizer!r}; use 'adam', 'sgd' or 'momentum'")
 
 
-def make_optimizer(name: Optimizer, tensor: Tensor, learning_rate: float) -> Callable[[Tensor], None]:
-    """A function that moves the tensor by one step, given its descent direction.
+class Adam:
+    """Moves a tensor by one step at each call, given its descent direction."""
 
-    All are elementwise, so that stacked episodes do not touch each other.
-    """
-    check_optimizer(name)
-    mean = torch.zeros_like(tensor)
-    if name == "adam":
+    def __init__(self, tensor: Tensor, learning_rate: float) -> None:
+        self.tensor, self.learning_rate = tensor, learning_rate
+        self.mean, self.square = torch.zeros_like(tensor), torch.zeros_like(tensor)
+        self.count = torch.zeros((), device=tensor.device)
+
+    def __call__(self, move: Tensor) -> None:
         # torch's own step without the bookkeeping around it, which costs as much again on small tensors
-        square, count = torch.zeros_like(tensor), torch.zeros((), device=tensor.device)
-        return lambda move: adam(
-            [tensor], [move], [mean], [square], [], [count], fused=True, amsgrad=False, beta1=MOMENTUM,
-            beta2=SECOND, lr=learning_rate, weight_decay=0.0, eps=EPSILON, maximize=False,
+        adam(
+            [self.tensor], [move], [self.mean], [self.square], [], [self.count], lr=self.learning_rate,
+            beta1=MOMENTUM, beta2=SECOND, eps=EPSILON, weight_decay=0.0, fused=True, amsgrad=False,
+            maximize=False,
         )  # fmt: skip
 
-    def descend(move: Tensor) -> None:
-        mean.mul_(MOMENTUM if name == "momentum" else 0.0).add_(move)
-        tensor.sub_(mean, alpha=learning_rate)
 
-    return descend
+class Descent:
+    """The same with gradient descent, with or without momentum."""
+
+    def __init__(self, tensor: Tensor, learning_rate: float, keep: float) -> None:
+        self.tensor, self.learning_rate, self.keep = tensor, learning_rate, keep
+        self.mean = torch.zeros_like(tensor)
+
+    def __call__(self, move: Tensor) -> None:
+        self.mean.mul_(self.keep).add_(move)
+        self.tensor.sub_(self.mean, alpha=self.learning_rate)
+
+
+def make_optimizer(name: Optimizer, tensor: Tensor, learning_rate: float) -> Adam | Descent:
+    """All are elementwise, so that stacked episodes do not touch each other."""
+    check_optimizer(name)
+    if name == "adam":
+        return Adam(tensor, learning_rate)
+    return Descent(tensor, learning_rate, MOMENTUM if name == "momentum" else 0.0)

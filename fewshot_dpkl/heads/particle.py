@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import one_hot
-from fewshot_dpkl.heads.layers import Optimizer, Points, SpanLayers, make_optimizer, take
+from fewshot_dpkl.heads.compiled import compiled_steps
+from fewshot_dpkl.heads.layers import Adam, Descent, Optimizer, Points, SpanLayers, make_optimizer, take
 from fewshot_dpkl.heads.similarity import Similarity
 from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_mixing
 
@@ -250,47 +251,80 @@ def train(
     """
     with torch.inference_mode():  # less bookkeeping for every small operation
         of_steps = of_steps or [similarity]
-        targets, truth = one_hot(labels, theta.dtype), labels if judged_labels is None else judged_labels
-        theta, layered = theta.clone(), layers.values is not None
+        truth = labels if judged_labels is None else judged_labels
+        theta = theta.clone()
         move_classes = make_optimizer(optimizer, theta, learning_rate)
+        state = (layers, labels, theta, move_classes, of_steps, orders, batch_size)
+        compiled = None if isinstance(prior_mean, Tensor) else compiled_steps(*state)
+        take_steps = compiled or Steps(*state, prior, prior_mean)
         best = Selection([theta] if layers.values is None else [theta, layers.values])
         epochs, n = orders.shape[1:]
-        step = 0
-        for epoch in range(epochs):
-            layers.shuffle(orders[:, epoch])
-            shuffled = take(targets, orders[:, epoch])
-            for first in range(0, n, batch_size):
-                batch = slice(first, min(first + batch_size, n))
-                if step % kappa_every == 0:
-                    mixing = look_at_kernels(
-                        theta,
-                        layers.distances(),
-                        joint=similarity.joint,
-                        prior=prior,
-                        rule=rule,
-                        repulsion=repulsion,
-                    )
-                step += 1
-                gradient, theta_step = directions(
-                    layers.hidden(batch),
-                    shuffled[:, batch],
+        an_epoch = -(-n // batch_size)  # in steps
+        step, last, between_checks = 0, epochs * an_epoch, check_every * an_epoch
+        while step < last:
+            if step % kappa_every == 0:
+                mixing = look_at_kernels(
                     theta,
-                    of_steps[step % len(of_steps)],
-                    mixing,
-                    n=n,
+                    layers.distances(),
+                    joint=similarity.joint,
                     prior=prior,
-                    prior_mean=prior_mean,
-                    layered=layered,
+                    rule=rule,
+                    repulsion=repulsion,
                 )
-                if gradient is not None:
-                    layers.move(batch, gradient, mixing.drift if similarity.joint else None)
-                move_classes(theta_step)
-            if (epoch + 1) % check_every == 0 or epoch + 1 == epochs:
+            until = min(last, *(step - step % every + every for every in (kappa_every, between_checks)))
+            take_steps(step, until, mixing)
+            step = until
+            if step % between_checks == 0 or step == last:
                 best.offer(_judge(layers, theta, similarity), truth)
                 if on_check:
-                    on_check(epoch + 1)
+                    on_check(step // an_epoch)
     theta, *values = (tensor.clone() for tensor in best.kept)
     return Particles(values[0] if values else None, theta)
+
+
+class Steps:
+    """Takes the steps of `train`, with torch."""
+
+    def __init__(
+        self,
+        layers: Points | SpanLayers,
+        labels: Tensor,
+        theta: Tensor,
+        move_classes: Adam | Descent,
+        of_steps: Sequence[Similarity],
+        orders: Tensor,
+        batch_size: int,
+        prior: float,
+        prior_mean: Tensor | float,
+    ) -> None:
+        self.layers, self.theta, self.move_classes, self.of_steps = layers, theta, move_classes, of_steps
+        self.targets, self.orders, self.batch_size = one_hot(labels, theta.dtype), orders, batch_size
+        self.prior, self.prior_mean = prior, prior_mean
+
+    def __call__(self, first: int, until: int, mixing: Mixing) -> None:
+        """Take the steps first, ..., until - 1, counted from the start of training."""
+        n = self.orders.shape[2]
+        for step in range(first, until):
+            epoch, of_epoch = divmod(step, -(-n // self.batch_size))
+            if of_epoch == 0:
+                self.layers.shuffle(self.orders[:, epoch])
+                self.shuffled = take(self.targets, self.orders[:, epoch])
+            begin = of_epoch * self.batch_size
+            batch = slice(begin, min(begin + self.batch_size, n))
+            gradient, theta_step = directions(
+                self.layers.hidden(batch),
+                self.shuffled[:, batch],
+                self.theta,
+                self.of_steps[(step + 1) % len(self.of_steps)],
+                mixing,
+                n=n,
+                prior=self.prior,
+                prior_mean=self.prior_mean,
+                layered=self.layers.values is not None,
+            )
+            if gradient is not None:
+                self.layers.move(batch, gradient, None if mixing.layers is not None else mixing.drift)
+            self.move_classes(theta_step)
 
 
 def _judge(layers: Points | SpanLayers, theta: Tensor, similarity: Similarity) -> Tensor:
