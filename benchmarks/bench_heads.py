@@ -5,11 +5,11 @@
 
 Times (a) reference loops, one episode at a time in plain PyTorch (benchmarks/reference.py): the paper's
 algorithm as it stands, and with the choices of our heads that make a step cheaper (κ every 25 steps, a block
-of frequencies in each); (b) our heads; (c) what a user would pick instead: scikit-learn's logistic regression
-and nearest neighbour, episode by episode. All take turns in several rounds, so that a machine that is slow
-for a while is slow for all. Then how the time of DPKL grows with each size, what several processes gain over
-threads, and how far its training step is from the machine's measured matrix-product rate. Writes
-bench_heads.json and .png.
+of frequencies in each); (b) our heads, DPKL and DBLR also as on a machine without a C compiler; (c) what a
+user would pick instead: scikit-learn's logistic regression and nearest neighbour, episode by episode. All
+take turns in several rounds, so that a machine that is slow for a while is slow for all. Then how the time of
+DPKL grows with each size, what several processes gain over threads, and how far its training step is from the
+machine's measured matrix-product rate. Writes bench_heads.json and .png.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from fewshot_dpkl import HEADS, DPKLHead, EpisodeSampler, FeatureSet, Head, eval
 from fewshot_dpkl.evaluation import score_head
 from fewshot_dpkl.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.heads.compiled import run_steps
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.parallel import on_every_core
 
@@ -51,6 +53,8 @@ OURS: dict[str, Callable[[], Head]] = {
     "dpkl, exact kernel": partial(DPKLHead, kernel="exact"),
     **{name: partial(make_head, name) for name in HEADS if name not in ("dpkl", "bnn")},
 }
+UNCOMPILED = ", no compiler"  # behind the names of heads
+OURS |= {name + UNCOMPILED: OURS[name] for name in ("dpkl", "dpkl, exact kernel", "dblr")}
 RIVAL_OF = {  # reference loop or library: which of our heads it is compared with
     "reference dpkl": "dpkl",
     "reference dpkl, our choices": "dpkl",
@@ -94,6 +98,17 @@ def rivals() -> dict[str, Callable[..., np.ndarray | Tensor]]:
         "scikit-learn logistic regression": logistic,
         "scikit-learn 1-NN": neighbour,
     }
+
+
+@contextmanager
+def compiler(wanted: bool) -> Iterator[None]:
+    """Take training steps with the C compiler or, if it is not wanted, without."""
+    os.environ["FEWSHOT_DPKL_COMPILE"] = str(int(wanted))
+    run_steps.cache_clear()
+    run_steps()  # compile it now, if it never was
+    yield
+    del os.environ["FEWSHOT_DPKL_COMPILE"]
+    run_steps.cache_clear()
 
 
 class PeakMemory:
@@ -163,7 +178,8 @@ def take_turns(
     for seed in range(rounds):
         sampler = EpisodeSampler(features, seed=seed)
         for name, make in OURS.items():
-            turns.setdefault(name, []).append(time_ours(make(), features, sampler, episodes))
+            with compiler(wanted=not name.endswith(UNCOMPILED)):
+                turns.setdefault(name, []).append(time_ours(make(), features, sampler, episodes))
             done()
         for name, function in rivals().items():
             number = few if name.startswith("reference d") else min(8 * few, episodes)  # the others are fast
@@ -260,6 +276,7 @@ def report(document: dict[str, Any]) -> str:
             line += f"   {row['seconds'] / rows[RIVAL_OF[name]]['seconds']:.3g} × {RIVAL_OF[name]}"
         lines.append(line)
     roof = document["roofline"]
+    lines.append(f"training steps of dpkl and dblr: {'compiled' if document['compiled'] else 'by torch'}")
     lines.append(f"peak memory of dpkl, workers included: {document['peak_memory_mb']:.0f} MB")
     lines.append(
         f"one core: matrix products {roof['peak_gflops']:.0f} GFLOP/s, a DPKL step "
@@ -341,6 +358,7 @@ def main() -> None:
         }
         document = {
             "cores": cores,
+            "compiled": run_steps() is not None,
             "heads": heads,
             "peak_memory_mb": memory,
             "workers": workers,

@@ -32,8 +32,6 @@ SOURCE = Path(__file__).with_name("steps.c")
 FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-mcpu=native",))  # x86; others
 WIDTH = 16  # steps.c asks for widths that are multiples of it
-
-
 FIELDS = {  # of `Job` in steps.c, in its order
     "episodes points layers width particles classes batch epochs": ctypes.c_int64,
     "frequencies blocks first until": ctypes.c_int64,
@@ -57,7 +55,7 @@ def run_steps() -> Any:
         try:
             # The macros that a compiler knows tell its version and the instructions of this processor.
             macros = _output([*compiler, *processor, "-dM", "-E", "-x", "c", os.devnull])
-            key = hashlib.sha256(b"".join([macros, SOURCE.read_bytes(), *map(str.encode, FLAGS)]))
+            key = hashlib.sha256(macros + SOURCE.read_bytes() + " ".join((*FLAGS, *processor)).encode())
             path = user_cache() / "compiled" / f"steps-{key.hexdigest()[:16]}.so"
             if not path.exists():
                 with atomic_path(path) as temporary:
@@ -118,7 +116,9 @@ class CompiledSteps:
             batch=batch_size, epochs=orders.shape[1], blocks=len(of_steps), floor=FourierKernel.FLOOR,
             learning_rate=layers.learning_rate, momentum=MOMENTUM, second=SECOND, epsilon=EPSILON,
         )  # fmt: skip
-        self._read(labels=labels, orders=orders, kernel=layers.kernel, mean_squares=layers.mean_squares)
+        self._read(
+            labels=labels.long(), orders=orders.long(), kernel=layers.kernel, mean_squares=layers.mean_squares
+        )
         blocks = [kernel for kernel in of_steps if isinstance(kernel, FourierKernel)]
         if blocks:
             self.job.frequencies = len(blocks[0].frequencies)

@@ -108,7 +108,7 @@ static inline lanes choose(whole mask, lanes yes, lanes no)
     return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
 }
 
-/* exp(x); below -87 as there */
+/* exp(x), x < 88; below -87 as there */
 static inline lanes exponential(lanes x)
 {
     x = choose(x < -87.0f, x * 0 - 87.0f, x);
@@ -147,8 +147,8 @@ static void normalise(int64_t rows, int64_t d, const float *source, int relu, fl
     }
 }
 
-/* Kernel values of b points and K class weights, bent to be positive: `value`; `slope` is that of its
-logarithm in what the two functions of the kernel start from. */
+/* The kernel of b points and K class weights, `value`, and what its logarithm's gradient is multiplied by on its
+way back, `slope`. (A constant factor of `value` does not matter.) */
 static void closed_form(const Job *job, int64_t b, Scratch *s)
 {
     int64_t m = job->layers, d = job->width, k = job->particles * job->classes, padded = s->padded;
@@ -156,8 +156,8 @@ static void closed_form(const Job *job, int64_t b, Scratch *s)
     for (int64_t c = 0; c < k; c++)
         for (int64_t j = 0; j < d; j++) s->across[j * padded + c] = theta[c * d + j];
     multiply(b * m, padded, d, s->unit, d, 1, s->across, padded, s->kernel, padded, 0);
-    for (lanes *k = (lanes *)s->kernel; k < (lanes *)(s->kernel + b * m * padded); k++)
-        *k = exponential(precision * *k);
+    for (int64_t j = 0; j < b * m * padded; j += LANES)
+        *(lanes *)(s->kernel + j) = exponential(precision * *(lanes *)(s->kernel + j));
     for (int64_t i = 0; i < b; i++) {
         float *value = s->value + i * padded, *slope = s->slope + i * padded;
         memset(value, 0, padded * sizeof(float));
