@@ -297,20 +297,20 @@ def draw(document: dict[str, Any], path: Path) -> None:
         mine = [row for row in rows if kind_of(row[0]) == kind]
         milliseconds = [1e3 * row["seconds"] for _, row in mine]
         drawn = bars.barh([rows.index(row) for row in mine], milliseconds, color=colour, label=kind)
-        labels = [f"{1e3 * row['seconds']:.3g} ms, {100 * row['accuracy']:.1f} %" for _, row in mine]
+        labels = [f"{duration(row['seconds'])}, {100 * row['accuracy']:.1f} %" for _, row in mine]
         bars.bar_label(drawn, labels, padding=4, fontsize=8)
     bars.set_yticks(range(len(rows)), [row[0] for row in rows])
     bars.set(xscale="log", xlabel="milliseconds an episode (accuracy beside it)", title="All cores")
-    bars.set_xlim(right=300 * max(1e3 * row[1]["seconds"] for row in rows))
+    bars.set_xlim(right=1000 * max(1e3 * row[1]["seconds"] for row in rows))
     bars.legend(loc="lower right", frameon=False)
     places = [grid[i, j] for i in range(2) for j in range(2, 5)]
     for place, (what, times) in zip(places, document["growth"].items(), strict=False):
         axis = figure.add_subplot(place)
         axis.plot([int(x) for x in times], [1e3 * t for t in times.values()], marker="o", color=kinds["ours"])
         axis.set(xscale="log", yscale="log", xlabel=what, ylabel="ms an episode, one core")
-        axis.set_xticks([int(x) for x in times], list(map(str, times)))
+        axis.set_xticks([int(x) for x in times], list(map(str, times)), fontsize=8)
         axis.minorticks_off()
-        axis.set_ylim(20, 5000)
+        axis.set_ylim(5, 5000)
         axis.grid(alpha=0.3)
     axis = figure.add_subplot(places[5])
     workers = document["workers"]
@@ -321,6 +321,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
     axis.set(xlabel="ms an episode, all cores")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def kind_of(name: str) -> str:

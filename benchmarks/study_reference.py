@@ -1,7 +1,7 @@
 """Whether the fast DPKL head predicts as well as the reference loop, episode by episode.
 
-    python benchmarks/study_reference.py --frequencies-per-step 128 --kappa-every 10 --out runs/reference
-    python benchmarks/study_reference.py --episodes 125 --out runs/reference
+    python benchmarks/study_reference.py --frequencies-per-step 128 --kappa-every 25 --out runs/reference
+    python benchmarks/study_reference.py --out runs/reference
 
 The reference loop (all D dimensions, autograd) takes ten seconds or more an episode: with the cheaper steps
 of our head, as in the first line, or as the paper has it, as in the second. Each finished one is a line of

@@ -230,8 +230,8 @@ static void random_features_backward(const Job *job, int64_t b, const float *row
     multiply(b * m + k, d, r, s->phase, r, 1, rows, d, s->gradient, d, 0);
 }
 
-/* From kernel values to the two losses' gradients in what the kernel starts from: `of_layers` that of
--log mean_p ρ^p, a mean over the minibatch, `of_classes` that of every particle's own log ρ^p, scaled to all n points. */
+/* From kernel values to the gradients that go back: `of_layers` that of -log mean_p ρ^p, a mean over the
+minibatch; `of_classes` that of every particle's own log ρ^p, scaled to all n points. */
 static void losses(const Job *job, int64_t b, const int64_t *labels, const int64_t *order, Scratch *s)
 {
     int64_t classes = job->classes, particles = job->particles;
