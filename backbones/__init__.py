@@ -1,9 +1,9 @@
 """Pictures to feature vectors: backbones, their Baseline++ training, and frozen extractors."""
 
-from backbones.closer_look import conv_from_closer_look
-from backbones.extract import Extractor, extract_features, fold_batch_norm, load_backbone
-from backbones.models import ARCHITECTURES, build, centre_crop
-from backbones.train import Recipe, Stage, train
+from .closer_look import conv_from_closer_look
+from .extract import Extractor, extract_features, fold_batch_norm, load_backbone
+from .models import ARCHITECTURES, build, centre_crop
+from .train import Recipe, Stage, train
 
 __all__ = [
     "ARCHITECTURES",

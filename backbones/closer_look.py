@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from backbones.conv import ConvNet
+from .conv import ConvNet
 
 _KEY = re.compile(r"(?:feature\.)?trunk\.(\d+)\.(C|BN)\.(\w+)$")
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from backbones.fused import norm_pool
+from .fused import norm_pool
 
 
 class ConvBlock(nn.Module):

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from tqdm import tqdm
 
-from backbones.augment import MEAN, STD, normalise
-from backbones.files import load_tensors
-from backbones.models import build, centre_crop
+from .augment import MEAN, STD, normalise
+from .files import load_tensors
+from .models import build, centre_crop
 
 WEIGHTS = Path(__file__).parent / "weights"
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from backbones.conv import conv4, conv4_signed, conv6
-from backbones.resnet import resnet10, resnet12, resnet18
+from .conv import conv4, conv4_signed, conv6
+from .resnet import resnet10, resnet12, resnet18
 
 ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
     "conv4": conv4,

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from backbones.augment import augment, normalise
-from backbones.files import load_tensors, save_tensors
-from backbones.head import CosineClassifier, neighbour_loss
-from backbones.muon import Muon, fits_muon
+from .augment import augment, normalise
+from .files import load_tensors, save_tensors
+from .head import CosineClassifier, neighbour_loss
+from .muon import Muon, fits_muon
 
 IDENTITY = ("backbone", "start", "dataset", "classes", "images", "recipe", "processes")
 """The entries of a card that must agree for a run to be resumed."""

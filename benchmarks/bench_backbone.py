@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import fold_batch_norm
-from backbones.conv import conv4
-from backbones.train import keep_memory
+from fewshot_dpkl.backbones import fold_batch_norm
+from fewshot_dpkl.backbones.conv import conv4
+from fewshot_dpkl.backbones.train import keep_memory
 
 
 class TextbookBlock(nn.Module):

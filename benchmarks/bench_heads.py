@@ -38,10 +38,10 @@ from tqdm import tqdm
 
 from benchmarks import reference
 from fewshot_dpkl import HEADS, DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate, make_head
-from fewshot_dpkl.evaluation import score_head
-from fewshot_dpkl.features import SHIPPED
+from fewshot_dpkl.evaluation.evaluator import score_head
+from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.heads.compiled import run_steps
+from fewshot_dpkl.heads.training.compiled import run_steps
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.parallel import on_every_core
 

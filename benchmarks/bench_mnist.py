@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import reference
-from data.mnist import read_mnist, split_digits
+from fewshot_dpkl.data.mnist import read_mnist, split_digits
+from fewshot_dpkl.experiments.mnist.models import BATCH, FREQUENCIES, LATENT
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.heads.bayesian import DPKLHead
 from fewshot_dpkl.kernels import random_frequencies
-from fewshot_dpkl.mnist.models import BATCH, FREQUENCIES, LATENT
 
 TEST = 1000  # digits to judge by
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -22,15 +21,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-from _cli import add_device_arguments, run, use_device
-
-from data.uci import read_uci, split_trials
+from fewshot_dpkl.commands.cli import add_device_arguments, run, use_device
+from fewshot_dpkl.data.uci import read_uci, split_trials
+from fewshot_dpkl.experiments.uci.sweep import Cell, trial_tensors
 from fewshot_dpkl.kernels import fourier_features
 from fewshot_dpkl.particles import functional_gradient
 from fewshot_dpkl.regression import DKLRegressor, DPKLRegressor
 from fewshot_dpkl.regression.gp import gaussian_nll
-from fewshot_dpkl.regression.sweep import Cell, trial_tensors
 from fewshot_dpkl.regression.training import Model, train
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # gpytorch's use of torch.jit

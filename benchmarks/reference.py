@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, relu
 
-from fewshot_dpkl.heads.draws import Draws
+from fewshot_dpkl.heads.training.draws import Draws
 
 
 def features(z: Tensor, frequencies: Tensor) -> Tensor:

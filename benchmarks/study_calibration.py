@@ -20,8 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fewshot_dpkl import DPKL, DPKLHead, EpisodeSampler, FeatureSet, Head, HeadResult, evaluate, make_head
-from fewshot_dpkl.calibration import fit_lengthscale
-from fewshot_dpkl.evaluation import paired_difference
+from fewshot_dpkl.evaluation.calibration import fit_lengthscale
+from fewshot_dpkl.evaluation.evaluator import paired_difference
 from fewshot_dpkl.heads.base import State, one_hot, unit
 from fewshot_dpkl.heads.calibrated import (
     TYPICAL,
@@ -29,11 +29,11 @@ from fewshot_dpkl.heads.calibrated import (
     class_means,
     squared_distances_to_means,
 )
-from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.layers import Points
-from fewshot_dpkl.heads.particle import train
-from fewshot_dpkl.heads.similarity import FreeClassWeights
 from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.heads.training.draws import Draws
+from fewshot_dpkl.heads.training.layers import Points
+from fewshot_dpkl.heads.training.particle import train
+from fewshot_dpkl.heads.training.similarity import FreeClassWeights
 
 
 class IdentityLayers(Head):

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate
-from fewshot_dpkl.features import SHIPPED
+from fewshot_dpkl.evaluation.features import SHIPPED
+from fewshot_dpkl.evaluation.metrics import mean_interval
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.similarity import Similarity
-from fewshot_dpkl.metrics import mean_interval
+from fewshot_dpkl.heads.training.draws import Draws
+from fewshot_dpkl.heads.training.similarity import Similarity
 
 
 class SharedStart(DPKLHead):

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.mnist import read_mnist, split_digits
+from fewshot_dpkl.data.mnist import read_mnist, split_digits
+from fewshot_dpkl.experiments.mnist.models import BATCH, LATENT, fit_trials, score
+from fewshot_dpkl.experiments.mnist.sweep import trial_seed
 from fewshot_dpkl.heads.bayesian import DPKLHead
-from fewshot_dpkl.mnist.models import BATCH, LATENT, fit_trials, score
-from fewshot_dpkl.mnist.sweep import trial_seed
 
 SEED, ASIDE = 1000, 2000
 PRECISIONS = (1, 2, 5, 10, 20, 50, 100)

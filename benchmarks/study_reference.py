@@ -22,9 +22,9 @@ import torch
 
 from benchmarks import reference
 from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, evaluate
-from fewshot_dpkl.features import SHIPPED
+from fewshot_dpkl.evaluation.features import SHIPPED
+from fewshot_dpkl.evaluation.metrics import mean_interval, score
 from fewshot_dpkl.kernels import random_frequencies
-from fewshot_dpkl.metrics import mean_interval, score
 from fewshot_dpkl.parallel import on_every_core
 
 FIGURES = ("accuracy", "nll", "brier")

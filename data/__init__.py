@@ -1,8 +1,8 @@
 """Files to pictures and arrays: data sets, their class splits, and a cache of decoded pictures."""
 
-from data.folders import read_query, read_support
-from data.pixels import load_pixels
-from data.splits import (
+from .folders import read_query, read_support
+from .pixels import load_pixels
+from .splits import (
     CLASSES,
     SPLITS,
     Split,
@@ -13,7 +13,7 @@ from data.splits import (
     read_mini_imagenet,
     spread_per_class,
 )
-from data.store import Store
+from .store import Store
 
 __all__ = [
     "CLASSES",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.splits import data_root
+from .splits import data_root
 
 FILES = {
     "training images": "train-images-idx3-ubyte",

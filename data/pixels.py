@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from data.splits import Split
 from fewshot_dpkl.files import atomic_path, user_cache
-from fewshot_dpkl.pictures import decode
+from fewshot_dpkl.pictures.decoding import decode
+
+from .splits import Split
 
 
 def load_pixels(split: Split, size: int, cache: str | os.PathLike[str] | None = None) -> np.ndarray:

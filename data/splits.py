@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.store import Store
 from fewshot_dpkl.files import user_cache
+
+from .store import Store
 
 SPLITS = ("base", "val", "novel")
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.splits import data_root
+from .splits import data_root
 
 ARRAYS = (
     "Regression/README.txt of https://github.com/ankurmallick/DPKL links to all six as <name>/X.npy and "

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from backbones import Extractor
 from fewshot_dpkl import FewShotClassifier
+from fewshot_dpkl.backbones import Extractor
 
 
 class ColourMap(nn.Module):

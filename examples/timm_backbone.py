@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from backbones import load_backbone
 from fewshot_dpkl import FewShotClassifier
+from fewshot_dpkl.backbones import load_backbone
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
 parser.add_argument("support", type=Path, help="folder with a folder of pictures per class")

@@ -5,12 +5,16 @@ head = DPKLHead().fit(support_features, support_labels)
 head.predict_proba(query_features)
 """
 
-from fewshot_dpkl.calibration import fit_lengthscale
-from fewshot_dpkl.classifier import FewShotClassifier
-from fewshot_dpkl.embedding import Backbone, find_backbone
-from fewshot_dpkl.episodes import EpisodeSampler
-from fewshot_dpkl.evaluation import HeadResult, evaluate, paired_difference
-from fewshot_dpkl.features import FeatureSet
+from pathlib import Path
+
+# `fewshot_dpkl.backbones` and `fewshot_dpkl.data` lie inside the package in a wheel, beside it in a checkout.
+if (Path(__path__[0]).parent / "pyproject.toml").exists():
+    __path__.append(str(Path(__path__[0]).parent))
+
+from fewshot_dpkl.evaluation.calibration import fit_lengthscale
+from fewshot_dpkl.evaluation.episodes import EpisodeSampler
+from fewshot_dpkl.evaluation.evaluator import HeadResult, evaluate, paired_difference
+from fewshot_dpkl.evaluation.features import FeatureSet
 from fewshot_dpkl.heads import (
     DPKL,
     HEADS,
@@ -27,6 +31,8 @@ from fewshot_dpkl.heads import (
     load_head,
     make_head,
 )
+from fewshot_dpkl.pictures.classifier import FewShotClassifier
+from fewshot_dpkl.pictures.embedding import Backbone, find_backbone
 
 __version__ = "0.1.0"
 

@@ -60,8 +60,10 @@ def registered_backbones(monkeypatch):
     """Backbones found by name as after `pip install`, whether or not this checkout is the installed one."""
     group = "fewshot_dpkl.backbones"
     names = ("default", "torchvision", "timm")
-    points = EntryPoints(EntryPoint(name, "backbones:load_backbone", group) for name in names)
-    monkeypatch.setattr("fewshot_dpkl.embedding.entry_points", lambda group: points.select(group=group))
+    points = EntryPoints(EntryPoint(name, "fewshot_dpkl.backbones:load_backbone", group) for name in names)
+    monkeypatch.setattr(
+        "fewshot_dpkl.pictures.embedding.entry_points", lambda group: points.select(group=group)
+    )
 
 
 @dataclass
@@ -79,7 +81,6 @@ def run_script(capfd, monkeypatch) -> Callable[..., Ran]:
 
     def run(name: str, *arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        monkeypatch.syspath_prepend(str(ROOT / "scripts"))
         threads = torch.get_num_threads()
         capfd.readouterr()
         try:

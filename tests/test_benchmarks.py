@@ -6,7 +6,7 @@ import torch
 
 from benchmarks import study_dpkl, study_reference
 from fewshot_dpkl import DPKLHead, EpisodeSampler, evaluate
-from tests.test_heads import quick
+from tests.heads.test_heads import quick
 
 
 def test_a_finished_variant_is_read_back_and_only_for_the_same_settings(clusters, tmp_path, monkeypatch):

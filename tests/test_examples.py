@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.pictures import make_folder
+from tests.picture_files import make_folder
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from fewshot_dpkl.heads.base import Head, make, read_head
@@ -41,6 +42,12 @@ def make_head(name: str, **parameters: Any) -> Head:
     return make(name, HEADS, parameters)
 
 
+def head_for(name: str, backbone_card: Any) -> Head:
+    """A new head by its name, with the lengthscale that the card of the features' backbone holds, if any."""
+    known = backbone_card.get("lengthscale", {}) if isinstance(backbone_card, Mapping) else {}
+    return make_head(name, **known) if name == CalibratedDPKLHead.name else make_head(name)
+
+
 def load_head(path: str | os.PathLike[str]) -> Head:
     """Read a fitted head written by `head.save(path)`."""
     return read_head(path, HEADS)
@@ -58,6 +65,7 @@ __all__ = [
     "Head",
     "LogisticRegressionHead",
     "NearestNeighborHead",
+    "head_for",
     "load_head",
     "make_head",
 ]

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, unit
-from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.layers import FreeLayers, Optimizer, Points, SpanLayers
-from fewshot_dpkl.heads.particle import Particles, predict, predict_by_particle, train
-from fewshot_dpkl.heads.similarity import DotProduct, ExactKernel, FourierKernel, PairedProduct, Similarity
+from fewshot_dpkl.heads.training.draws import Draws
+from fewshot_dpkl.heads.training.layers import FreeLayers, Optimizer, Points, SpanLayers
+from fewshot_dpkl.heads.training.particle import Particles, predict, predict_by_particle, train
+from fewshot_dpkl.heads.training.similarity import (
+    DotProduct,
+    ExactKernel,
+    FourierKernel,
+    PairedProduct,
+    Similarity,
+)
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.particles import Bandwidth
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
-from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.layers import Points
-from fewshot_dpkl.heads.particle import Particles, predict, predict_by_particle, train
-from fewshot_dpkl.heads.similarity import FreeClassWeights
 from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.heads.training.draws import Draws
+from fewshot_dpkl.heads.training.layers import Points
+from fewshot_dpkl.heads.training.particle import Particles, predict, predict_by_particle, train
+from fewshot_dpkl.heads.training.similarity import FreeClassWeights
 from fewshot_dpkl.kernels import squared_distances
 from fewshot_dpkl.particles import Bandwidth
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
-from fewshot_dpkl.heads.draws import Draws
-from fewshot_dpkl.heads.layers import take
-from fewshot_dpkl.heads.particle import normalise
 from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.heads.training.draws import Draws
+from fewshot_dpkl.heads.training.layers import take
+from fewshot_dpkl.heads.training.particle import normalise
 
 
 class CosineHead(Head):

@@ -1,0 +1,72 @@
+"""Turn pictures into a features file with a frozen backbone.
+
+python scripts/extract_features.py --backbone conv4-cub --dataset cub --split novel --out F.npz
+python scripts/extract_features.py --backbone torchvision:resnet18 --images DIR --out F.npz
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fewshot_dpkl.backbones import Extractor, extract_features, load_backbone
+from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.data import load_pixels, open_split, spread_per_class
+from fewshot_dpkl.evaluation.features import FeatureSet
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--backbone",
+        default="conv4-mini-imagenet",
+        help="name or file of a trained backbone, torchvision:NAME or timm:NAME (default: %(default)s)",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--dataset", help="mini-imagenet, cub or folder:PATH (with base/, val/ and novel/)")
+    source.add_argument("--images", help="a folder or zip file with one folder of pictures per class")
+    parser.add_argument("--split", default="novel", help="base, val or novel (default: %(default)s)")
+    parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    parser.add_argument("--out", required=True, help="features file, .npz or .safetensors")
+    parser.add_argument("--per-class", type=int, help="only so many pictures of every class, evenly spread")
+    parser.add_argument("--size", type=int, help="side of the pictures in pixels (default: the backbone's)")
+    parser.add_argument("--dtype", default="float32", choices=["float16", "float32"])
+    parser.add_argument("--batch-size", type=int, default=32)
+    add_device_arguments(parser)
+    return parser.parse_args()
+
+
+def at_size(backbone: Extractor, size: int) -> Extractor:
+    """The same backbone for pictures of another size, to which the lengthscale of its card does not apply."""
+    if size < 16:
+        raise ValueError(f"--size is {size}; expected at least 16")
+    card = {key: value for key, value in backbone.card.items() if key != "lengthscale"}
+    return Extractor(backbone.module, size, size, backbone.mean, backbone.std, card, backbone.mirror)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.per_class is not None and arguments.per_class < 1:
+        raise ValueError(f"--per-class is {arguments.per_class}; expected at least 1")
+    if not arguments.out.endswith((".npz", ".safetensors")):
+        raise ValueError(f"--out is {arguments.out}; expected a name that ends in .npz or .safetensors")
+    device = use_device(arguments)
+    backbone = load_backbone(arguments.backbone)
+    if arguments.size is not None:
+        backbone = at_size(backbone, arguments.size)
+    if arguments.images:
+        split = open_split(f"folder:{arguments.images}", "all")
+    else:
+        split = open_split(arguments.dataset, arguments.split, arguments.data_root)
+    pixels, labels = load_pixels(split, backbone.resize), split.labels
+    if arguments.per_class:
+        chosen = spread_per_class(labels, arguments.per_class)
+        pixels, labels = pixels[chosen], labels[chosen]
+    features = extract_features(backbone, pixels, arguments.batch_size, device).astype(arguments.dtype)
+    card = {"backbone": backbone.card, "dataset": split.dataset, "split": split.split, "images": len(labels)}
+    FeatureSet(features, labels, split.class_names, card).save(arguments.out)
+    count, size = features.shape
+    print(
+        f"wrote {arguments.out}: {count} pictures of {len(split.class_names)} classes, {size} features each"
+    )

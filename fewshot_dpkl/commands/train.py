@@ -1,0 +1,197 @@
+"""Train a backbone on the base classes of a data set and write its weights with a card.
+
+python scripts/train_backbone.py --dataset mini-imagenet --epochs 20 --out conv4.safetensors
+torchrun --nproc-per-node=2 scripts/train_backbone.py --dataset cub --epochs 80 --out cub.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fewshot_dpkl.backbones import load_backbone
+from fewshot_dpkl.backbones.files import load_tensors
+from fewshot_dpkl.backbones.models import ARCHITECTURES, build, centre_crop
+from fewshot_dpkl.backbones.train import OPTIMIZERS, Recipe, Stage, class_means, train
+from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.validation import lengthscale_of, make_validate, write_lengthscale
+from fewshot_dpkl.data import load_pixels, open_split
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with base/ and val/)"
+    )
+    parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    parser.add_argument("--backbone", default="conv4", choices=sorted(ARCHITECTURES))
+    parser.add_argument("--method", default="baseline++", choices=["baseline++"])
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
+    parser.add_argument(
+        "--continue-from",
+        dest="start",
+        help="backbone to go on from; class weights start as in its checkpoint, or at the class means",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
+    parser.add_argument(
+        "--stages",
+        default="48:16:0.3,64:16:0.3,84:16:0.4",
+        help="picture size : batch size : share of the epochs, and perhaps : how many of the first blocks "
+        "learn no more, from first stage to last (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        default="muon",
+        choices=OPTIMIZERS,
+        help="muon turns the filters by Muon, at --filter-lr, and all else by AdamW (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lr", type=float, default=4e-3, help="peak of the one-cycle schedule (default: %(default)s)"
+    )
+    parser.add_argument("--filter-lr", type=float, default=0.02, help="of Muon (default: %(default)s)")
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument("--warmup", type=float, default=0.2, help="share of the run in which the rate rises")
+    parser.add_argument("--label-smoothing", type=float, default=0.0)
+    parser.add_argument(
+        "--scale", type=float, default=10.0, help="of the cosine classifier (default: %(default)s)"
+    )
+    parser.add_argument("--fixed-scale", action="store_true", help="do not learn the scale")
+    parser.add_argument(
+        "--neighbours",
+        type=float,
+        default=0.0,
+        help="weight of a loss that draws the nearest neighbours of a class together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-area", type=float, default=0.35, help="smallest random crop, share of the picture"
+    )
+    parser.add_argument("--jitter", type=float, default=0.4, help="strength of the colour jitter")
+    parser.add_argument("--average", type=float, default=0.998, help="decay of the averaged weights")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--val-per-class", type=int, default=60, help="val pictures per class after each epoch"
+    )
+    add_device_arguments(parser)
+    return parser.parse_args()
+
+
+def stages_of(text: str, epochs: int) -> tuple[Stage, ...]:
+    """`48:16:0.2,64:16:0.8:1` and 10 epochs: 2 epochs of 48-pixel pictures, 8 of 64 with one block frozen."""
+    try:
+        rows = [part.split(":") for part in text.split(",")]
+        ends = np.cumsum([0.0, *(float(share) for _, _, share, *_ in rows)])
+        lengths = np.diff(np.round(epochs * ends / ends[-1]))
+        return tuple(
+            Stage(int(length), int(size), int(batch), *map(int, frozen))
+            for length, (size, batch, _, *frozen) in zip(lengths, rows, strict=True)
+        )
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"--stages is {text!r}; expected SIZE:BATCH:SHARE,… like 48:16:0.2,64:16:0.8"
+        ) from None
+
+
+def recipe_of(arguments: argparse.Namespace) -> Recipe:
+    return Recipe(
+        stages=stages_of(arguments.stages, arguments.epochs),
+        optimizer=arguments.optimizer,
+        lr=arguments.lr,
+        filter_lr=arguments.filter_lr,
+        weight_decay=arguments.weight_decay,
+        warmup=arguments.warmup,
+        label_smoothing=arguments.label_smoothing,
+        scale=arguments.scale,
+        learn_scale=not arguments.fixed_scale,
+        neighbours=arguments.neighbours,
+        area=(arguments.min_area, 1.0),
+        jitter=arguments.jitter,
+        average=arguments.average,
+        seed=arguments.seed,
+    )
+
+
+def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, Any] | None, Tensor | None]:
+    """A new backbone, or that to go on from, with its history and the class weights of a checkpoint."""
+    backbone = build(arguments.backbone, seed=arguments.seed)
+    if arguments.start is None:
+        return backbone, None, None
+    started = load_backbone(arguments.start)
+    weights = started.module.state_dict()
+    if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in backbone.state_dict().items()}:
+        raise ValueError(
+            f"--continue-from {arguments.start} is a {started.card['backbone']}, this run trains a "
+            f"{arguments.backbone}; name a file of that kind, or give --backbone {started.card['backbone']}"
+        )
+    backbone.load_state_dict(weights)
+    kept = ("backbone", "dataset", "command", "recipe", "epoch", "kept", "start")
+    history = {"name": arguments.start, **{key: started.card[key] for key in kept if key in started.card}}
+    path = Path(arguments.start)
+    class_weights = load_tensors(path)[0].get("model.head.weight") if path.is_file() else None
+    return backbone, history, class_weights
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.epochs < 1:
+        raise ValueError(f"--epochs is {arguments.epochs}; expected at least 1")
+    if arguments.out.suffix != ".safetensors":
+        raise ValueError(f"--out is {arguments.out}; expected a name that ends in .safetensors")
+    recipe = recipe_of(arguments)
+    device = use_device(arguments)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    resize = crop = 84
+    base = open_split(arguments.dataset, "base", arguments.data_root)
+    val = open_split(arguments.dataset, "val", arguments.data_root)
+    shared = sorted(set(base.class_names) & set(val.class_names))
+    if shared:
+        raise ValueError(f"class {shared[0]} is in base and in val; keep the classes of the splits apart")
+    validate = make_validate(centre_crop(load_pixels(val, resize), crop), val.labels, arguments.val_per_class)
+    pixels = load_pixels(base, 84 if base.dataset == "mini-imagenet" else 96)
+    backbone, history, class_weights = starting_point(arguments)
+    if history and class_weights is None:
+        class_weights = class_means(backbone, centre_crop(pixels, crop), base.labels)
+    card = {
+        "backbone": arguments.backbone,
+        "dataset": base.dataset,
+        "split": "base",
+        "method": arguments.method,
+        "preprocessing": {"resize": resize, "crop": crop, "mirror": True},
+        "seed": arguments.seed,
+        "start": history,
+        "command": shlex.join(["python", "scripts/train_backbone.py", *sys.argv[1:]]),
+        "torch": torch.__version__,
+    }
+    card = train(
+        backbone,
+        pixels,
+        base.labels,
+        recipe,
+        arguments.out,
+        card,
+        validate,
+        resume=arguments.resume,
+        device=device,
+        class_weights=class_weights,
+        log=lambda line: print(line, flush=True),
+    )
+    if card:
+        write_lengthscale(arguments.out, lengthscale_of(load_backbone(str(arguments.out)), val, device))
+        print(f"wrote {arguments.out}: epoch {card['kept']['epoch']} of {recipe.epochs}")
+    if dist.is_initialized():
+        dist.destroy_process_group()

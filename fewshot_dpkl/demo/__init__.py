@@ -1,6 +1,0 @@
-"""A local page: drop pictures into classes, drop pictures to classify, see probabilities."""
-
-from fewshot_dpkl.demo.server import make_server
-from fewshot_dpkl.demo.session import Limits, Session
-
-__all__ = ["Limits", "Session", "make_server"]

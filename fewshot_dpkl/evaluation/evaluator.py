@@ -1,0 +1,236 @@
+"""Evaluation of heads over episodes: run them, pool their scores, compare them in pairs, class by class."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from fewshot_dpkl.evaluation.episodes import Episodes, EpisodeSampler
+from fewshot_dpkl.evaluation.features import FeatureSet
+from fewshot_dpkl.evaluation.metrics import Scores, expected_calibration_error, mean_interval, score
+from fewshot_dpkl.heads import Head
+from fewshot_dpkl.parallel import on_every_core
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What one head did, episode by episode; the figures are defined in `fewshot_dpkl/metrics.py`.
+
+    Attributes:
+        accuracy: `[episodes]` share of right answers.
+        nll: `[episodes]` mean negative log-likelihood of the true class.
+        brier: `[episodes]` mean squared distance of the probabilities to the truth, summed over classes.
+        accuracy_at_80: `[episodes]` accuracy on the 80 % of queries the head is surest of.
+        calibration: `[episodes, 15, 3]`, for every confidence bin: count, sum of confidences, right answers.
+        entropy: `[episodes, 2, 2]`, of right and of wrong answers: count, sum of entropies.
+        confusion: `[episodes, way, way]`, queries of a class (row) that were given an answer (column).
+        seconds: time spent in the head.
+        unseen_auroc: `[episodes]`, how well the top probability tells known from unseen classes, if asked.
+    """
+
+    accuracy: np.ndarray
+    nll: np.ndarray
+    brier: np.ndarray
+    accuracy_at_80: np.ndarray
+    calibration: np.ndarray
+    entropy: np.ndarray
+    confusion: np.ndarray
+    seconds: float
+    unseen_auroc: np.ndarray | None = None
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error over all queries, 15 equal bins of the top probability."""
+        return expected_calibration_error(self.calibration.sum(0))
+
+    @property
+    def per_episode(self) -> dict[str, np.ndarray]:
+        """The figures that have a value `[episodes]` for every episode, by name."""
+        names = ("accuracy", "nll", "brier", "accuracy_at_80", "unseen_auroc")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the results file; an entropy is None where there was no such answer."""
+        figures: dict[str, Any] = {}
+        for name, values in self.per_episode.items():
+            interval = "ci95" if name == "accuracy" else f"{name}_ci95"
+            figures[name], figures[interval] = mean_interval(values)
+        for name, (count, total) in zip(("right", "wrong"), self.entropy.sum(0), strict=True):
+            figures[f"entropy_{name}"] = float(total / count) if count else None
+        bins = zip(("count", "confidence", "right"), self.calibration.sum(0).T.tolist(), strict=True)
+        return {
+            **figures,
+            "ece": self.ece,
+            "seconds": self.seconds,
+            "episodes": len(self.accuracy),
+            "reliability": dict(bins),
+        }
+
+
+def paired_difference(result: HeadResult, other: HeadResult, figure: str = "accuracy") -> tuple[float, float]:
+    """Mean of `result` minus `other` on the same episodes, with its 95 % interval.
+
+    figure: accuracy, nll, brier, accuracy_at_80 or unseen_auroc.
+    """
+    return mean_interval(getattr(result, figure) - getattr(other, figure))
+
+
+def paired_differences(results: Mapping[str, HeadResult]) -> list[dict[str, Any]]:
+    """Every later head minus every earlier one, in all figures that have a value per episode."""
+    rows = []
+    for (earlier, other), (later, result) in combinations(results.items(), 2):
+        row: dict[str, Any] = {"head": later, "minus": earlier}
+        for name in result.per_episode:
+            row[name], row[f"{name}_ci95"] = paired_difference(result, other, name)
+        rows.append(row)
+    return rows
+
+
+def by_class(
+    results: Mapping[str, HeadResult], classes: np.ndarray, class_names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """For each class that was drawn: queries, and by head the accuracy and the commonest wrong answer.
+
+    `classes` `[episodes, way]` are those of the episodes. The share of a wrong answer is of the queries in
+    episodes that held both classes.
+    """
+    total = len(class_names)
+    pairs = (classes[:, :, None], classes[:, None, :])  # true class, answer
+    rows: dict[int, dict[str, Any]] = {
+        c: {"name": class_names[c], "queries": 0, "accuracy": {}, "taken_for": {}} for c in np.unique(classes)
+    }
+    for name, result in results.items():
+        times, chances = np.zeros((2, total, total))
+        np.add.at(times, pairs, result.confusion)
+        np.add.at(chances, pairs, result.confusion.sum(2, keepdims=True))
+        for c, row in rows.items():
+            row["queries"] = int(chances[c, c])
+            row["accuracy"][name] = float(times[c, c] / chances[c, c])
+            wrong = np.where(np.arange(total) == c, 0, times[c])
+            worst = int(wrong.argmax())
+            row["taken_for"][name] = (
+                {"class": class_names[worst], "share": float(wrong[worst] / chances[c, worst])}
+                if wrong[worst]
+                else None
+            )
+    return list(rows.values())
+
+
+def evaluate(
+    heads: Mapping[str, Head],
+    features: FeatureSet,
+    sampler: EpisodeSampler,
+    episodes: int = 600,
+    *,
+    unseen: bool = False,
+    batch_episodes: int | None = None,
+    device: torch.device | str = "cpu",
+    progress: Callable[[str, np.ndarray], None] | None = None,
+) -> dict[str, HeadResult]:
+    """Run every head on the same episodes.
+
+    Under `torchrun` every process takes its share of the episodes and all return the whole result. The
+    result does not depend on `batch_episodes`, threads or processes, up to float rounding.
+
+    Args:
+        batch_episodes: how many episodes are trained together (default: as many as suit the head).
+        unseen: also ask, in every episode, as many queries as per class of a class that is not in its
+            support set. Nothing else changes by it.
+        progress: called after each batch with the head's name and the accuracies of the batch.
+    """
+    if episodes < 1 or (batch_episodes is not None and batch_episodes < 1):
+        raise ValueError(
+            f"episodes is {episodes} and batch_episodes {batch_episodes}; both must be at least 1"
+        )
+    table = torch.as_tensor(np.asarray(features.features, np.float32), device=device)
+    rank, world = process()
+    share = np.arange(rank, episodes, world)
+    workers = torch.get_num_threads() if table.device.type == "cpu" else 1
+    results = {}
+    for name, head in heads.items():
+        start = time.perf_counter()
+        at_once = batch_episodes or head.episodes_at_once
+        batches = sampler.batches(share, min(at_once, max(1, -(-len(share) // workers))), unseen=unseen)
+        parts = [nothing(sampler.way, unseen)]
+        for scores in on_every_core(partial(score_head, head, table), batches, workers):
+            parts.append(scores)
+            if progress:
+                progress(name, scores["accuracy"])
+        seconds = slowest(time.perf_counter() - start)
+        whole = {key: gather(np.concatenate([part[key] for part in parts]), episodes) for key in parts[0]}
+        results[name] = HeadResult(**whole, seconds=seconds)
+    return results
+
+
+@torch.no_grad()
+def run_head(head: Head, table: Tensor, batch: Episodes) -> tuple[Tensor, Tensor]:
+    """Fit a head to a batch of episodes and ask it their queries.
+
+    `table` `[N, D]` are the features on the device to use. The head sees the support set when it learns
+    and the queries only afterwards.
+
+    Returns:
+        Log-probabilities `[E, way, query, way]` of the queries and `[E, unseen, way]` of the unseen ones,
+        asked apart so that no rounding of the first depends on the second.
+    """
+    episodes, way, shot = batch.support.shape
+
+    def look_up(rows: np.ndarray) -> Tensor:
+        return table[torch.as_tensor(rows.reshape(episodes, -1), device=table.device)]  # E rows D
+
+    labels = torch.arange(way, device=table.device).repeat_interleave(shot).expand(episodes, -1)
+    state = head.fit_episodes(look_up(batch.support), labels, batch.seeds.tolist())
+    log_p = head.log_proba_episodes(state, look_up(batch.query)).unflatten(1, (way, -1))
+    if not batch.unseen.size:
+        return log_p, log_p.new_empty(episodes, 0, way)
+    return log_p, head.log_proba_episodes(state, look_up(batch.unseen))
+
+
+def score_head(head: Head, table: Tensor, batch: Episodes) -> Scores:
+    """`run_head`, scored."""
+    log_p, log_unseen = run_head(head, table, batch)
+    return score(log_p, log_unseen if batch.unseen.size else None)
+
+
+def nothing(way: int, unseen: bool) -> Scores:
+    """The scores of no episode, for a process that has none."""
+    return score(torch.empty(0, way, 1, way), torch.empty(0, 1, way) if unseen else None)
+
+
+# Several processes: torch's launcher and process groups
+
+
+def process() -> tuple[int, int]:
+    """This process's number and how many there are."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def gather(mine: np.ndarray, total: int) -> np.ndarray:
+    """Merge `[share, ...]` of all processes, process k holding rows k, k + world, ...: `[total, ...]`."""
+    rank, world = process()
+    if world == 1:
+        return mine
+    whole = torch.zeros(total, *mine.shape[1:], dtype=torch.float64)
+    whole[rank::world] = torch.as_tensor(mine)
+    distributed.all_reduce(whole)
+    return whole.numpy()
+
+
+def slowest(seconds: float) -> float:
+    """The longest time any process took."""
+    if process()[1] == 1:
+        return seconds
+    longest = torch.tensor(seconds, dtype=torch.float64)
+    distributed.all_reduce(longest, distributed.ReduceOp.MAX)
+    return float(longest)

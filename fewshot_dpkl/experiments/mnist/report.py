@@ -1,0 +1,42 @@
+"""The tables of the MNIST comparison."""
+
+from __future__ import annotations
+
+from fewshot_dpkl.experiments.results import Results, deviation
+
+METRICS = ("error", "nll")
+PAIRS = (
+    ("dpkl", "dblr"),
+    ("dpkl", "blr"),
+    ("dblr", "blr"),
+    ("bnn", "blr"),
+    ("dpkl-lengthscale", "dpkl"),
+    *((model, f"{model}-attract") for model in ("blr", "bnn", "dblr", "dpkl")),
+)
+
+
+def report(results: Results) -> str:
+    """Means and deviations of every cell, and the differences that the paper's findings are about."""
+    table = results.table(("error, %", "NLL"), (".2f", ".3f"))
+    paired = paired_table(results)
+    return f"{table}\n\nPaired by trial (mean ± standard error):\n\n{paired}\n" if paired else f"{table}\n"
+
+
+def paired_table(results: Results) -> str:
+    """Differences paired by trial, in how many trials the first is lower, and the share of NLL saved."""
+    lines = []
+    for first, second in PAIRS:
+        for size in results.found_sizes:
+            error, nll = (results.paired(first, second, size, metric) for metric in METRICS)
+            if error is None or nll is None:
+                continue
+            trials = len(error)
+            root = trials**0.5
+            saved = -100 * nll.mean() / results.values(second, size, "nll").mean()
+            lines.append(
+                f"| {first} - {second} | {size} | {error.mean():+.2f} ± {deviation(error) / root:.2f} | "
+                f"{(error < 0).sum()}/{trials} | {nll.mean():+.3f} ± {deviation(nll) / root:.3f} | "
+                f"{(nll < 0).sum()}/{trials} | {saved:.0f} % |"
+            )
+    heading = "| pair | n | error difference, % | lower in | NLL difference | lower in | NLL saved |"
+    return "\n".join([heading, "|---|---|---|---|---|---|---|", *lines]) if lines else ""

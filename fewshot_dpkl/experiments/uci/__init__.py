@@ -1,0 +1,1 @@
+"""Regression on small data: sweep, tables and figures."""

@@ -1,0 +1,1 @@
+"""How particle classifiers learn: starts, layers, similarities, steps in torch and in C."""

@@ -1,0 +1,176 @@
+"""Frozen extractors: by name, from files, from torchvision and timm; the fast path equals the plain one."""
+
+from __future__ import annotations
+
+import sys
+import types
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fewshot_dpkl.backbones import Extractor, build, centre_crop, extract_features, load_backbone
+from fewshot_dpkl.backbones.extract import WEIGHTS, without_classifier
+from fewshot_dpkl.backbones.files import load_tensors, save_tensors
+
+CARD = {"backbone": "conv4", "preprocessing": {"resize": 84, "crop": 84}}
+
+
+def pixels(count: int, size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+
+
+def trained(name: str = "conv4") -> nn.Module:
+    """A backbone whose batch statistics and scales are not those of a fresh one."""
+    model = build(name)
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(8, 3, 48, 48))
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+def test_extraction_equals_the_plain_forward_pass(batch_size):
+    torch.manual_seed(0)
+    model = trained()
+    images = pixels(9, 96)
+    got = extract_features(Extractor(model, 96, 84), images, batch_size, progress=False)
+    middle = torch.from_numpy(images[:, 6:90, 6:90].copy()).permute(0, 3, 1, 2).float() / 255
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    with torch.no_grad():
+        expected = model((middle - mean.view(3, 1, 1)) / std.view(3, 1, 1)).numpy()
+    assert got.shape == (9, 1600)
+    assert got.dtype == np.float32
+    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_weights_and_checkpoints_load_from_a_path(tmp_path):
+    model = trained()
+    save_tensors(tmp_path / "w.safetensors", model.state_dict(), CARD)
+    checkpoint = {f"average.{name}": value for name, value in model.state_dict().items()}
+    checkpoint["optimizer.0.step"] = torch.tensor(3.0)
+    save_tensors(tmp_path / "c.checkpoint.safetensors", checkpoint, CARD)
+    x = torch.from_numpy(pixels(2, 84))
+    for path in (tmp_path / "w.safetensors", tmp_path / "c.checkpoint.safetensors"):
+        extractor = load_backbone(path)
+        assert not any(parameter.requires_grad for parameter in extractor.parameters())
+        torch.testing.assert_close(extractor(x), Extractor(model, 84, 84)(x))
+
+
+def test_a_frozen_extractor_stays_in_evaluation_mode():
+    extractor = Extractor(trained(), 84, 84).train()
+    assert not any(module.training for module in extractor.modules())
+
+
+def test_mirrored_features_are_the_mean_over_a_picture_and_its_mirror_image(tmp_path):
+    model, x = trained(), pixels(3, 84)
+    plain, both = Extractor(model, 84, 84), Extractor(model, 84, 84, mirror=True)
+    expected = (extract_features(plain, x) + extract_features(plain, x[:, :, ::-1])) / 2
+    np.testing.assert_allclose(extract_features(both, x), expected, atol=1e-5)
+    np.testing.assert_allclose(extract_features(both, x[:, :, ::-1]), expected, atol=1e-5)
+    assert plain.identity != both.identity
+    path = tmp_path / "w.safetensors"
+    save_tensors(path, model.state_dict(), {**CARD, "preprocessing": both.preprocessing})
+    assert load_backbone(path).mirror
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in WEIGHTS.glob("*.safetensors")))
+def test_shipped_backbones_load_by_name(name):
+    extractor = load_backbone(name)
+    assert extractor(torch.from_numpy(pixels(2, 84))).shape == (2, 1600)
+    assert {"dataset", "split", "recipe", "seed", "kept"} <= set(extractor.card)
+    assert extractor.card["split"] == "base"
+    assert (WEIGHTS / f"{name}.safetensors").stat().st_size < 600_000
+
+
+def test_what_is_no_backbone_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no backbone 'nowhere'; give one that is shipped"):
+        load_backbone("nowhere")
+    save_tensors(tmp_path / "other.safetensors", build("conv6").state_dict(), CARD)
+    with pytest.raises(ValueError, match="are not those of a conv4"):
+        load_backbone(tmp_path / "other.safetensors")
+    save_tensors(tmp_path / "bare.safetensors", build("conv4").state_dict(), {})
+    with pytest.raises(ValueError, match="has no card of a backbone"):
+        load_backbone(tmp_path / "bare.safetensors")
+    whole = (tmp_path / "bare.safetensors").read_bytes()
+    (tmp_path / "half.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        load_backbone(tmp_path / "half.safetensors")
+    with pytest.raises(ValueError, match="have 80 pixels, but the backbone wants 84"):
+        centre_crop(pixels(1, 80), 84)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "w.safetensors"
+    save_tensors(path, {"a": torch.ones(3)}, {"version": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(OSError, match=r"cannot write .*: No space left on device; nothing was changed there"):
+        save_tensors(path, {"a": torch.zeros(3)}, {"version": 2})
+    assert load_tensors(path)[1] == {"version": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+@pytest.mark.parametrize(("name", "features"), [("resnet18", 512), ("mobilenet_v3_small", 1024)])
+def test_torchvision_models_become_extractors(name, features):
+    extractor = load_backbone(f"torchvision:{name}", pretrained=False)
+    assert extract_features(extractor, pixels(2, extractor.resize), progress=False).shape == (2, features)
+    assert extractor.card["backbone"] == f"torchvision:{name}"
+
+
+def test_without_a_network_the_error_says_so(monkeypatch):
+    def offline(*_, **__):
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr("torchvision.models.get_model", offline)
+    with pytest.raises(
+        OSError, match=r"cannot get the weights of torchvision:resnet18 .*; connect to the net"
+    ):
+        load_backbone("torchvision:resnet18")
+
+
+def test_unknown_torchvision_models_are_refused():
+    with pytest.raises(ValueError, match="torchvision has no model 'resnet17'"):
+        load_backbone("torchvision:resnet17")
+    with pytest.raises(ValueError, match="has no linear classifier to remove"):
+        without_classifier(nn.Sequential(nn.Conv2d(3, 4, 1)))
+
+
+def test_timm_models_become_extractors(monkeypatch):
+    """With a stand-in for timm, which need not be installed."""
+
+    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
+        if name != "tiny":
+            raise RuntimeError("Unknown model")
+        assert num_classes == 0
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    config = {"input_size": (3, 40, 40), "crop_pct": 0.8, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    stand_in = types.ModuleType("timm")
+    stand_in.create_model = create_model
+    stand_in.data = types.SimpleNamespace(resolve_model_data_config=lambda model: config)
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
+    extractor = load_backbone("timm:tiny", pretrained=False)
+    assert (extractor.resize, extractor.crop) == (50, 40)
+    white = np.full((1, 50, 50, 3), 255, np.uint8)
+    assert extract_features(extractor, white, progress=False) == pytest.approx(np.ones((1, 3)))
+    with pytest.raises(ValueError, match="timm cannot make 'huge'"):
+        load_backbone("timm:huge")
+
+
+def test_without_timm_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match="timm is not installed; install it with `pip install timm`"):
+        load_backbone("timm:resnet50")
+
+
+def test_a_module_with_another_kind_of_output_is_refused():
+    with pytest.raises(ValueError, match="one tensor with a row per picture"):
+        Extractor(nn.Flatten(0), 84, 84)(torch.from_numpy(pixels(2, 84)))

@@ -1,0 +1,149 @@
+"""scripts/classify.py: from folders of pictures to a table, files and a saved model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_refused
+from tests.picture_files import make_folder, odd_pictures
+
+pytestmark = pytest.mark.usefixtures("registered_backbones")
+
+
+@pytest.fixture
+def birds(tmp_path, monkeypatch):
+    """tmp/support/CLASS and tmp/query/CLASS, three classes told apart by colour."""
+    monkeypatch.setenv("FEWSHOT_DPKL_CACHE", str(tmp_path / "cache"))
+    make_folder(tmp_path, {"support": 3, "query": 3}, per_class=4)
+    for folder in (tmp_path / "query").iterdir():
+        folder.rename(folder.with_name(folder.name.replace("query", "support")))
+    (tmp_path / "support" / "support-0" / "0.png").unlink()  # uneven counts
+    return tmp_path
+
+
+@pytest.fixture
+def classify(run_script, birds):
+    """classify.py on the pictures of `birds`."""
+    return partial(run_script, "classify.py", "--support", birds / "support", "--query", birds / "query")
+
+
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_two_heads_side_by_side_with_accuracy(classify, birds):
+    heads = ["--head", "centroid", "--head", "nn"]
+    result = classify(*heads, "--out", birds / "a.csv")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"in {birds / 'query'}:"
+    assert lines[1].split() == ["picture", "centroid", "nn"]
+    assert lines[2].startswith("support-0/0.png  support-0 0.")
+    assert len(lines) == 2 + 12 + 1 + 2
+    rows = read(birds / "a.csv")
+    assert len(rows) == 24
+    for head, line in zip(("centroid", "nn"), lines[-2:], strict=True):
+        right = np.mean([row["label"] == row["class"] for row in rows if row["head"] == head])
+        assert line == f"accuracy of {head} on 12 pictures of known class: {100 * right:.1f} %"
+    for row in rows:
+        probabilities = {name: float(row[f"p({name})"]) for name in ("support-0", "support-1", "support-2")}
+        assert sum(probabilities.values()) == pytest.approx(1)
+        assert row["label"] == max(probabilities, key=probabilities.get)
+        assert float(row["probability"]) == max(probabilities.values())
+
+
+def test_a_saved_model_gives_the_same_answers_and_refuses_another_backbone(classify, run_script, birds):
+    model = birds / "m.safetensors"
+    first = classify("--head", "centroid", "--save", model, "--out", birds / "a.json")
+    again = run_script(
+        "classify.py", "--model", model, "--query", birds / "query", "--no-cache", "--out", birds / "b.json"
+    )
+    assert (first.returncode, again.returncode) == (0, 0), again.stderr
+    assert first.stdout == f"wrote {model}\n" + again.stdout
+    assert (birds / "a.json").read_text() == (birds / "b.json").read_text()
+    one = next((birds / "query" / "support-1").iterdir())
+    alone = run_script("classify.py", "--model", model, "--query", one)
+    answer = next(line for line in again.stdout.splitlines() if line.startswith(f"support-1/{one.name}"))
+    assert alone.stdout.splitlines()[-1].split() == [one.name, *answer.split()[1:]]
+    other = run_script("classify.py", "--model", model, "--query", one, "--backbone", "conv4-cub")
+    assert_refused(other, "m.safetensors was fitted with")
+
+
+def test_not_sure_below_the_threshold(classify, birds):
+    result = classify("--head", "nn", "--threshold", "1", "--out", birds / "a.json")
+    assert result.stdout.count("not sure 0.") == 12
+    assert result.stdout.splitlines()[-1].endswith("(not sure: 12)")
+    answers = json.loads((birds / "a.json").read_text())["answers"]
+    assert {answer["label"] for answer in answers} == {"not sure"}
+
+
+def test_odd_pictures_are_classified_or_named_and_the_rest_goes_on(classify, birds):
+    fine, refused = odd_pictures()
+    for name, content in [*fine.items(), *((name, content) for name, (content, _) in refused.items())]:
+        (birds / "query" / name).write_bytes(content)
+    (birds / "query" / "notes.txt").write_text("not looked at")
+    (birds / "support" / "support-1" / "broken.jpg").touch()
+    result = classify(birds / "gone.jpg", "--head", "nn", "--out", birds / "a.csv")
+    assert result.returncode == 0, result.stderr
+    named = {line.split(": ")[0].split("/")[-1]: line for line in result.stderr.splitlines()}
+    assert set(named) == {*refused, "broken.jpg", "gone.jpg"}
+    for name, (_, why) in refused.items():
+        assert why in named[name]
+    answered = {row["picture"].split("/")[-1] for row in read(birds / "a.csv") if row["label"]}
+    assert set(fine) <= answered
+    assert not set(refused) & answered
+    assert result.stdout.splitlines()[-1].startswith("accuracy of nn on 12 pictures")
+
+
+def test_file_names_cannot_write_to_the_terminal(run_script, birds):
+    source = next((birds / "query" / "support-1").iterdir())
+    bad = birds / "query" / "\x1b[31mred\n.png"
+    bad.write_bytes(source.read_bytes())
+    result = run_script("classify.py", "--support", birds / "support", "--query", bad, "--head", "nn")
+    assert result.returncode == 0
+    assert "\x1b" not in result.stdout
+    assert "�[31mred�.png" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--query", "{query}", "--support", "{tmp}/nowhere"], ["there is no folder"]),
+        (["--query", "{query}", "--support", "{tmp}/support/support-0"], ["has pictures of 0 classes"]),
+        (["--query", "{tmp}/empty", "--support", "{support}"], ["there are no pictures in"]),
+        (["--support", "{support}"], ["nothing to do"]),
+        (["--support", "{support}", "--save", "m.pt"], ["ends in .safetensors"]),
+        (
+            ["--support", "{support}", "--save", "m.safetensors", "--head", "nn", "--head", "dpkl"],
+            ["one head"],
+        ),
+        (["--support", "{support}", "--query", "{query}", "--out", "a.txt"], ["ends in .csv or .json"]),
+        (["--support", "{support}", "--query", "{query}", "--threshold", "7"], ["--threshold is 7.0"]),
+        (["--support", "{support}", "--query", "{query}", "--head", "svm"], ["there is no head 'svm'"]),
+        (["--support", "{support}", "--query", "{query}", "--backbone", "x"], ["no backbone 'x'"]),
+        (["--model", "{tmp}/m.safetensors", "--query", "{query}"], ["no saved classifier at"]),
+        (["--model", "{tmp}/m.safetensors", "--query", "{query}", "--head", "nn"], ["leave out --head"]),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_sentence(run_script, birds, arguments, words):
+    (birds / "empty").mkdir()
+    places = {"tmp": birds, "query": birds / "query", "support": birds / "support"}
+    result = run_script("classify.py", *(argument.format(**places) for argument in arguments))
+    assert_refused(result, *words)
+    assert not list(birds.glob("*.safetensors"))
+
+
+def test_a_class_without_a_readable_picture_is_refused(classify, birds):
+    for file in (birds / "support" / "support-2").iterdir():
+        file.write_bytes(b"")
+    result = classify("--head", "nn")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        "error: class support-2 has no picture that can be read; give it at least one"
+    )
