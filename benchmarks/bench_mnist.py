@@ -26,7 +26,7 @@ from benchmarks import reference
 from fewshot_dpkl.data.mnist import read_mnist, split_digits
 from fewshot_dpkl.experiments.mnist.models import BATCH, FREQUENCIES, LATENT
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.heads.bayesian import DPKLHead
+from fewshot_dpkl.heads.dpkl import DPKLHead
 from fewshot_dpkl.kernels import random_frequencies
 
 TEST = 1000  # digits to judge by
@@ -66,7 +66,7 @@ def main() -> None:
         return head.log_proba_episodes(state, query.expand(trials, -1, -1)).exp()
 
     dpkl = DPKLHead(frequencies=FREQUENCIES, span=False, **settings)
-    exact = DPKLHead("exact", span=False, **settings)
+    exact = DPKLHead(kernel="exact", span=False, **settings)
     measured: dict[str, tuple[int, Callable[[int], Tensor]]] = {
         "plain loop": (1, loop),
         "ours, one trial": (1, partial(ours, head=dpkl)),

@@ -18,7 +18,7 @@ import torch
 from fewshot_dpkl.data.mnist import read_mnist, split_digits
 from fewshot_dpkl.experiments.mnist.models import BATCH, LATENT, fit_trials, score
 from fewshot_dpkl.experiments.mnist.sweep import trial_seed
-from fewshot_dpkl.heads.bayesian import DPKLHead
+from fewshot_dpkl.heads.dpkl import DPKLHead
 
 SEED, ASIDE = 1000, 2000
 PRECISIONS = (1, 2, 5, 10, 20, 50, 100)
@@ -43,7 +43,9 @@ def main() -> None:
         training, validation = (tensors(rest[rows]) for rows in (split.training, split.validation))
         seeds = [trial_seed(SEED, trial) for trial in range(trials)]
         for precision in PRECISIONS:
-            head = DPKLHead("exact", lengthscale=precision**-0.5, latent=LATENT, batch_size=BATCH, span=False)
+            head = DPKLHead(
+                kernel="exact", lengthscale=precision**-0.5, latent=LATENT, batch_size=BATCH, span=False
+            )
             error, nll = score(fit_trials([head], training, validation, seeds), *tensors(aside))
             print(f"{size:>5}{trials:>8}{precision:>8}{nll.mean():>8.2f}{error.mean():>9.1f}", flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from fewshot_dpkl.heads.training.layers import take
 from fewshot_dpkl.heads.training.particle import normalise
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CosineHead(Head):
     """Logits `scale` · g_c cos(x, v_c), with directions v_c and per-class gains g_c learnt by SGD.
 
@@ -25,25 +27,14 @@ class CosineHead(Head):
 
     name = "cosine"
 
-    def __init__(
-        self,
-        epochs: int = 100,
-        batch_size: int = 4,
-        learning_rate: float = 0.01,
-        momentum: float = 0.9,
-        dampening: float = 0.9,
-        weight_decay: float = 1e-3,
-        scale: float = 2.0,
-        random_state: int | None = 0,
-    ) -> None:
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.dampening = dampening
-        self.weight_decay = weight_decay
-        self.scale = scale
-        self.random_state = random_state
+    epochs: int = 100
+    batch_size: int = 4
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    dampening: float = 0.9
+    weight_decay: float = 1e-3
+    scale: float = 2.0
+    random_state: int | None = 0
 
     @torch.no_grad()
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from fewshot_dpkl.heads.base import Head, State, one_hot, unit, widest
 from fewshot_dpkl.heads.span import support_span
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LogisticRegressionHead(Head):
     """L2-regularised multinomial logistic regression on unit features, as scikit-learn defines it.
 
@@ -22,10 +24,9 @@ class LogisticRegressionHead(Head):
 
     name = "logreg"
 
-    def __init__(self, C: float = 10.0, tolerance: float = 1e-5, max_iterations: int = 2000) -> None:
-        self.C = C
-        self.tolerance = tolerance
-        self.max_iterations = max_iterations
+    C: float = 10.0
+    tolerance: float = 1e-5
+    max_iterations: int = 2000
 
     @torch.no_grad()
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class NearestNeighborHead(Head):
     """Baseline++ 1-NN (Chen et al., 2019, appendix A4): the class of the most similar support example.
 
@@ -19,8 +21,7 @@ class NearestNeighborHead(Head):
 
     name = "nn"
 
-    def __init__(self, scale: float = 10.0) -> None:
-        self.scale = scale
+    scale: float = 10.0
 
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
         return {"support": unit(support), "labels": labels}
@@ -34,13 +35,13 @@ class NearestNeighborHead(Head):
         return (self.scale * nearest).log_softmax(-1)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CentroidHead(Head):
     """Nearest class mean by cosine: softmax over `scale` times the cosine to the mean of unit features."""
 
     name = "centroid"
 
-    def __init__(self, scale: float = 10.0) -> None:
-        self.scale = scale
+    scale: float = 10.0
 
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
         members = one_hot(labels, support.dtype)  # E n C

@@ -175,7 +175,7 @@ def test_the_mean_embedding_is_that_of_the_head():
     (part,) = fit_trials(make_heads("dpkl", seed=3, epochs=10), training, validation, [0, 1, 2])
     mu = mean_embedding_of(part, x, seed=3, chunk=7)
     assert mu.shape == (30, 1280)
-    frequencies = part.head._similarity(x)[0].frequencies
+    frequencies = part.head._similarity(x).frequencies
     z = torch.nn.functional.normalize(
         (unit(x) @ part.state["weights"][0].transpose(0, 1)).relu(), dim=-1
     )  # m q d

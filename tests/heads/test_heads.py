@@ -131,7 +131,7 @@ def test_bad_input_is_refused_in_a_sentence(name, spoil, words):
 def test_unknown_heads_and_parameters_are_refused_by_name():
     with pytest.raises(ValueError, match=r"no head 'svm'; choose from nn, centroid"):
         make_head("svm")
-    with pytest.raises(ValueError, match=r"'dpkl' has no parameter 'rate'; it takes kernel"):
+    with pytest.raises(ValueError, match=r"'dpkl' has no parameter 'rate'; it takes particles"):
         make_head("dpkl", rate=1)
     x, y, _, _ = task()
     with pytest.raises(ValueError, match=r"unknown kernel 'rbf'; use 'rff' or 'exact'"):

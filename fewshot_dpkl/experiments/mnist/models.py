@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, unit
-from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead, DBLRHead, DPKLHead
+from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead
+from fewshot_dpkl.heads.dpkl import DBLRHead, DPKLHead
 from fewshot_dpkl.heads.training.particle import embed
 from fewshot_dpkl.kernels import mean_embedding, random_frequencies
 
@@ -46,14 +47,14 @@ def make_heads(model: str, seed: int = 0, epochs: int = EPOCHS) -> list[Head]:
     if name == "blr":
         return [BLRHead(cosine=variant != "plain", **common)]
     if name == "bnn":
-        return [BNNHead(LATENT, cosine=variant != "plain", **common)]
+        return [BNNHead(latent=LATENT, cosine=variant != "plain", **common)]
     # n may exceed the 784 pixels, so there is no span to gain: every size is trained in all dimensions.
     # And all of a particle moves, so κ is looked at in every step.
     layer: dict[str, Any] = {"latent": LATENT, "span": False, "start": "normal", "kappa_every": 1, **common}
     if name == "dblr":
         return [DBLRHead(**layer)]
     if variant == "lengthscale":  # random features are too coarse for short lengthscales
-        return [DPKLHead("exact", lengthscale=scale, **layer) for scale in LENGTHSCALES]
+        return [DPKLHead(kernel="exact", lengthscale=scale, **layer) for scale in LENGTHSCALES]
     return [DPKLHead(frequencies=FREQUENCIES, frequency_seed=seed, **layer)]
 
 

@@ -164,7 +164,7 @@ def test_factored_adam_in_the_span_is_that_of_all_dimensions(kernel, embeddings)
     settings = dict(latent=16, embeddings=embeddings, particles=4, epochs=15, learning_rate=3e-3)
     settings |= dict(frequencies_per_step=24, kappa_every=2)
     head = DPKLHead(kernel=kernel, frequencies=64, **settings)
-    v = head._similarity(x)[0].frequencies if kernel == "rff" else None
+    v = head._similarity(x).frequencies if kernel == "rff" else None
     optimizer = partial(FactoredAdam, shares=shares)
     theirs = reference.dpkl(x, y, xq, 3, frequencies=v, optimizer=optimizer, **settings)
     ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()
@@ -240,7 +240,7 @@ def test_head_agrees_with_the_reference_loop(kernel, embeddings):
     settings = dict(latent=16, embeddings=embeddings, particles=4, epochs=15, learning_rate=3e-3)
     settings |= dict(frequencies_per_step=24, kappa_every=2)  # two blocks of them and a shorter one
     head = DPKLHead(kernel=kernel, frequencies=64, span=False, **settings)
-    v = head._similarity(x)[0].frequencies if kernel == "rff" else None
+    v = head._similarity(x).frequencies if kernel == "rff" else None
     theirs = reference.dpkl(x, y, xq, 3, frequencies=v, **settings)
     ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
