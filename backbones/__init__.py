@@ -3,7 +3,8 @@
 from .closer_look import conv_from_closer_look
 from .extract import Extractor, extract_features, fold_batch_norm, load_backbone
 from .models import ARCHITECTURES, build, centre_crop
-from .train import Recipe, Stage, train
+from .recipe import Recipe, Stage
+from .train import train
 
 __all__ = [
     "ARCHITECTURES",

@@ -11,8 +11,7 @@ import ctypes
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,84 +23,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from .augment import augment, normalise
+from .augment import normalise
+from .batches import batches
 from .files import load_tensors, save_tensors
 from .head import CosineClassifier, neighbour_loss
 from .muon import Muon, fits_muon
+from .recipe import Recipe
 
 IDENTITY = ("backbone", "start", "dataset", "classes", "images", "recipe", "processes")
 """The entries of a card that must agree for a run to be resumed."""
-OPTIMIZERS = ("muon", "adamw", "sgd")
 Validate = Callable[[nn.Module], dict[str, float]]
-_TOGETHER = 4  # pictures of a class side by side in a batch, where neighbours count
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the training: `epochs` passes over the data with pictures of `size` × `size` pixels.
-
-    The first `frozen` blocks of the backbone, which see the most pixels and settle first, learn no more.
-    """
-
-    epochs: int
-    size: int
-    batch_size: int
-    frozen: int = 0
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides the result of a training run, apart from the data.
-
-    `optimizer` is `adamw`, `sgd`, or `muon`: Muon at `filter_lr` for the filters, AdamW at `lr` for the rest.
-    `neighbours` is the weight of `neighbour_loss` beside the cross-entropy; with it, four pictures of a
-    class stand together in a batch.
-    """
-
-    stages: tuple[Stage, ...]
-    optimizer: str = "muon"
-    lr: float = 4e-3
-    filter_lr: float = 0.02
-    weight_decay: float = 0.05
-    warmup: float = 0.2
-    label_smoothing: float = 0.0
-    scale: float = 10.0
-    learn_scale: bool = True
-    neighbours: float = 0.0
-    area: tuple[float, float] = (0.35, 1.0)
-    jitter: float = 0.4
-    average: float = 0.998
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer is {self.optimizer!r}; choose {', '.join(OPTIMIZERS)}")
-        if self.neighbours < 0:
-            raise ValueError(f"neighbours is {self.neighbours}; expected a weight of 0 or more")
-        for stage in self.stages:
-            if stage.size < 16 or stage.batch_size < 2 or stage.epochs < 0 or stage.frozen < 0:
-                raise ValueError(
-                    f"{stage}: pictures need 16 pixels, batches 2 pictures, epochs and frozen blocks cannot "
-                    "be negative"
-                )
-
-    @property
-    def epochs(self) -> int:
-        return sum(stage.epochs for stage in self.stages)
-
-    def stage_of(self, epoch: int) -> Stage:
-        """The stage that epoch 0, 1, … belongs to."""
-        for stage in self.stages:
-            if epoch < stage.epochs:
-                return stage
-            epoch -= stage.epochs
-        raise ValueError("this epoch is past the end of the recipe")
-
-    def pace(self, progress: float) -> float:
-        """The share of the full rates at `progress` 0 … 1: a linear rise, then half a cosine down to zero."""
-        if progress < self.warmup:
-            return max(progress, 1e-3) / self.warmup
-        return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
 
 
 class Classifier(nn.Module):
@@ -253,42 +184,6 @@ def _blocks(backbone: nn.Module) -> list[nn.Module]:
     """The stem, if there is one, and the blocks."""
     stem = [backbone.stem] if hasattr(backbone, "stem") else []
     return [*stem, *backbone.blocks]  # type: ignore[list-item, misc]
-
-
-def _generator(*parts: int) -> torch.Generator:
-    """A generator that depends on all of `parts` and on nothing else."""
-    seed = np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(seed >> 1))
-
-
-def shuffled(labels: np.ndarray, together: int, generator: torch.Generator) -> np.ndarray:
-    """All pictures in random order `[N]`, `together` random ones of a class side by side (the last fewer)."""
-    order = torch.randperm(len(labels), generator=generator).numpy()
-    if together == 1:
-        return order
-    order = order[np.argsort(labels[order], kind="stable")]  # class by class, at random inside
-    inside = np.arange(len(order)) - np.searchsorted(labels[order], labels[order])  # a picture's place there
-    _, group = np.unique(labels[order] * len(order) + inside // together, return_inverse=True)
-    place = torch.rand(int(group.max()) + 1, generator=generator).numpy()
-    return order[np.argsort(place[group], kind="stable")]
-
-
-def batches(
-    images: np.ndarray, labels: np.ndarray, recipe: Recipe, epoch: int, rank: int = 0, world: int = 1
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented pictures `[B, 3, S, S]` and labels `[B]` of one epoch, this process's share of each batch."""
-    stage = recipe.stage_of(epoch)
-    order = shuffled(labels, _TOGETHER if recipe.neighbours else 1, _generator(recipe.seed, epoch))
-    share = stage.batch_size // world
-    for step in range(len(labels) // stage.batch_size):
-        begin = step * stage.batch_size + rank * share
-        chosen = np.sort(order[begin : begin + share])  # sorted: kind to a memory-mapped file
-        generator = _generator(recipe.seed, epoch, step, rank)
-        pictures = torch.from_numpy(images[chosen])
-        yield (
-            augment(pictures, stage.size, recipe.area, recipe.jitter, generator),
-            torch.from_numpy(labels[chosen]),
-        )
 
 
 def train_epoch(

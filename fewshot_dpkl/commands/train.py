@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from fewshot_dpkl.backbones import load_backbone
 from fewshot_dpkl.backbones.files import load_tensors
 from fewshot_dpkl.backbones.models import ARCHITECTURES, build, centre_crop
-from fewshot_dpkl.backbones.train import OPTIMIZERS, Recipe, Stage, class_means, train
+from fewshot_dpkl.backbones.recipe import OPTIMIZERS, Recipe, Stage
+from fewshot_dpkl.backbones.train import class_means, train
 from fewshot_dpkl.commands.cli import add_device_arguments, use_device
 from fewshot_dpkl.commands.validation import lengthscale_of, make_validate, write_lengthscale
 from fewshot_dpkl.data import load_pixels, open_split

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.regression.embeddings import Embedding, Lengthscales, Network
-from fewshot_dpkl.regression.gp import Posterior, cholesky
-from fewshot_dpkl.regression.training import Model, Prior, Settings, Trained, initial_model, train
+from fewshot_dpkl.regression.gp import cholesky
+from fewshot_dpkl.regression.saved import read_regressor, write_regressor
+from fewshot_dpkl.regression.training import Model, Prior, Schedule, Settings, initial_model, train
 
-FORMAT, VERSION = "fewshot-dpkl-regressor", 1
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class EmbeddingGP(RegressorMixin, BaseEstimator, Schedule):
+    """A GP on embedded inputs. The children choose the embedding.
 
-class _EmbeddingGP(RegressorMixin, BaseEstimator):
-    """A GP on embedded inputs. The children name the parameters and choose the embedding."""
+    Args:
+        noise: noise variance of the standardised target (the paper: 1).
+        alpha: weight of the unlabelled points' posterior variance.
+        epochs: full-batch steps of Nadam.
+        lr: learning rate (of the networks, or of a GP's log lengthscales).
+        validation_fraction: share held out; its RMSE (NLL if the noise is learnt) chooses the epoch.
+        check_every: epochs between two looks at the held-out points.
+        use_validation: predict from the held-out points too, once they have chosen the epoch.
+        learn_noise: learn the noise variance by marginal likelihood (beyond the paper).
+        hyper_lr: learning rate of its logarithm.
+        standardize: centre and scale inputs and target on the training points.
+        random_state: what the shuffle and the initial weights follow from.
+        device: `cpu` or `cuda`.
+    """
 
-    noise: float
-    random_state: Any
-    device: str
-    standardize: bool
+    standardize: bool = True
+    random_state: Any = None
+    device: str = "cpu"
 
     def settings(self) -> Settings:
         """The training settings this estimator stands for."""
@@ -52,7 +62,7 @@ class _EmbeddingGP(RegressorMixin, BaseEstimator):
         latent_size = getattr(self, "latent_size", dimension)
         return initial_model(self.embedding(dimension), self.settings(), seeds, latent_size)
 
-    def fit(self, X: Any, y: Any, unlabeled: Any = None) -> _EmbeddingGP:
+    def fit(self, X: Any, y: Any, unlabeled: Any = None) -> EmbeddingGP:
         """Train on inputs X `[n, D]` and targets y `[n]`; semi-supervised with `unlabeled` inputs `[n_u, D]`.
 
         The labelled points are shuffled and the last tenth is held out to choose the epoch.
@@ -107,17 +117,7 @@ class _EmbeddingGP(RegressorMixin, BaseEstimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted regressor to one safetensors file (no pickle); `load_regressor` reads it back."""
         check_is_fitted(self, "trained_")
-        params = {name: value for name, value in self.get_params().items() if name != "random_state"}
-        seed = self.random_state if isinstance(self.random_state, int) else None
-        metadata = {
-            "format": FORMAT,
-            "version": str(VERSION),
-            "class": type(self).__name__,
-            "params": json.dumps({**params, "random_state": seed}),
-            "weight_space": str(int(self.trained_.posterior.weight_space)),
-        }
-        with atomic_path(path) as temporary:
-            save_file(_tensors(self), temporary, metadata=metadata)
+        write_regressor(self, path)
 
     def _standardise(self, X: np.ndarray, y: np.ndarray) -> None:
         """Centre and scale on the training points; a constant column tells nothing and is dropped."""
@@ -161,55 +161,17 @@ class _EmbeddingGP(RegressorMixin, BaseEstimator):
             self.lengthscale_ = float(model.log_lengthscale.exp())
 
 
-class GPRegressor(_EmbeddingGP):
+@dataclass(eq=False, repr=False, kw_only=True)
+class GPRegressor(EmbeddingGP):
     """A GP with the ARD squared-exponential kernel on the inputs (section 4); SSGP with unlabelled inputs.
 
     Args:
         lengthscale: where every column's lengthscale starts; None for √D.
-        noise: noise variance of the standardised target (the paper: 1).
-        alpha: weight of the unlabelled points' posterior variance.
-        epochs: full-batch steps of Nadam.
-        lr: learning rate (of the log lengthscales).
-        validation_fraction: share held out; its RMSE (NLL if the noise is learnt) chooses the epoch.
-        check_every: epochs between two looks at the held-out points.
-        use_validation: predict from the held-out points too, once they have chosen the epoch.
-        learn_noise: learn the noise variance by marginal likelihood (beyond the paper).
-        hyper_lr: learning rate of its logarithm.
-        standardize: centre and scale inputs and target on the training points.
-        random_state: what the shuffle follows from.
-        device: `cpu` or `cuda`.
+
+    The others are those of `EmbeddingGP`.
     """
 
-    def __init__(
-        self,
-        *,
-        lengthscale: float | None = None,
-        noise: float = 1.0,
-        alpha: float = 1.0,
-        epochs: int = 50,
-        lr: float = 1e-3,
-        validation_fraction: float = 0.1,
-        check_every: int = 10,
-        use_validation: bool = False,
-        learn_noise: bool = False,
-        hyper_lr: float = 0.05,
-        standardize: bool = True,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.lengthscale = lengthscale
-        self.noise = noise
-        self.alpha = alpha
-        self.epochs = epochs
-        self.lr = lr
-        self.validation_fraction = validation_fraction
-        self.check_every = check_every
-        self.use_validation = use_validation
-        self.learn_noise = learn_noise
-        self.hyper_lr = hyper_lr
-        self.standardize = standardize
-        self.random_state = random_state
-        self.device = device
+    lengthscale: float | None = None
 
     def _fixed(self) -> dict[str, Any]:
         return {"particles": 1, "frequencies": 0, "lengthscale": 1.0}
@@ -220,7 +182,8 @@ class GPRegressor(_EmbeddingGP):
         return Lengthscales(dimension, self.lengthscale)
 
 
-class DKLRegressor(_EmbeddingGP):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DKLRegressor(EmbeddingGP):
     """Deep kernel learning: the SE kernel on one network's latent points; SSDKL with unlabelled inputs.
 
     It is `DPKLRegressor` with one particle and the closed-form kernel.
@@ -231,45 +194,13 @@ class DKLRegressor(_EmbeddingGP):
         lengthscale: ℓ of the kernel in the latent space.
         learn_lengthscale: learn ℓ by marginal likelihood (beyond the paper).
 
-    The others are those of `GPRegressor`; `lr` is the networks'.
+    The others are those of `EmbeddingGP`.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden: Sequence[int] = (100, 50, 50),
-        latent_size: int = 2,
-        lengthscale: float = 1.0,
-        noise: float = 1.0,
-        alpha: float = 1.0,
-        epochs: int = 50,
-        lr: float = 1e-3,
-        validation_fraction: float = 0.1,
-        check_every: int = 10,
-        use_validation: bool = False,
-        learn_noise: bool = False,
-        learn_lengthscale: bool = False,
-        hyper_lr: float = 0.05,
-        standardize: bool = True,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.hidden = hidden
-        self.latent_size = latent_size
-        self.lengthscale = lengthscale
-        self.noise = noise
-        self.alpha = alpha
-        self.epochs = epochs
-        self.lr = lr
-        self.validation_fraction = validation_fraction
-        self.check_every = check_every
-        self.use_validation = use_validation
-        self.learn_noise = learn_noise
-        self.learn_lengthscale = learn_lengthscale
-        self.hyper_lr = hyper_lr
-        self.standardize = standardize
-        self.random_state = random_state
-        self.device = device
+    hidden: Sequence[int] = (100, 50, 50)
+    latent_size: int = 2
+    lengthscale: float = 1.0
+    learn_lengthscale: bool = False
 
     def _fixed(self) -> dict[str, Any]:
         return {"particles": 1, "frequencies": 0}
@@ -278,7 +209,8 @@ class DKLRegressor(_EmbeddingGP):
         return Network((dimension, *self.hidden, self.latent_size))
 
 
-class DPKLRegressor(_EmbeddingGP):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DPKLRegressor(DKLRegressor):
     """Deep probabilistic kernel learning (Algorithm 1); SSDPKL with unlabelled inputs (equation 14).
 
     Args:
@@ -290,50 +222,10 @@ class DPKLRegressor(_EmbeddingGP):
     The others are those of `DKLRegressor`.
     """
 
-    def __init__(
-        self,
-        *,
-        particles: int = 10,
-        kernel: Literal["fourier", "exact"] = "fourier",
-        n_frequencies: int = 100,
-        prior: Prior = "own",
-        hidden: Sequence[int] = (100, 50, 50),
-        latent_size: int = 2,
-        lengthscale: float = 1.0,
-        noise: float = 1.0,
-        alpha: float = 1.0,
-        epochs: int = 50,
-        lr: float = 1e-3,
-        validation_fraction: float = 0.1,
-        check_every: int = 10,
-        use_validation: bool = False,
-        learn_noise: bool = False,
-        learn_lengthscale: bool = False,
-        hyper_lr: float = 0.05,
-        standardize: bool = True,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.particles = particles
-        self.kernel = kernel
-        self.n_frequencies = n_frequencies
-        self.prior = prior
-        self.hidden = hidden
-        self.latent_size = latent_size
-        self.lengthscale = lengthscale
-        self.noise = noise
-        self.alpha = alpha
-        self.epochs = epochs
-        self.lr = lr
-        self.validation_fraction = validation_fraction
-        self.check_every = check_every
-        self.use_validation = use_validation
-        self.learn_noise = learn_noise
-        self.learn_lengthscale = learn_lengthscale
-        self.hyper_lr = hyper_lr
-        self.standardize = standardize
-        self.random_state = random_state
-        self.device = device
+    particles: int = 10
+    kernel: Literal["fourier", "exact"] = "fourier"
+    n_frequencies: int = 100
+    prior: Prior = "own"
 
     def _fixed(self) -> dict[str, Any]:
         if self.kernel not in ("fourier", "exact"):
@@ -341,14 +233,6 @@ class DPKLRegressor(_EmbeddingGP):
         if self.kernel == "fourier" and self.n_frequencies < 1:
             raise ValueError(f"n_frequencies is {self.n_frequencies}; give at least 1, or use kernel='exact'")
         return {"frequencies": self.n_frequencies if self.kernel == "fourier" else 0}
-
-    def embedding(self, dimension: int) -> Embedding:
-        return Network((dimension, *self.hidden, self.latent_size))
-
-
-REGRESSORS: dict[str, type[_EmbeddingGP]] = {
-    cls.__name__: cls for cls in (GPRegressor, DKLRegressor, DPKLRegressor)
-}
 
 
 def _checked(settings: Settings) -> Settings:
@@ -381,74 +265,11 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _tensors(regressor: _EmbeddingGP) -> dict[str, Tensor]:
-    """Everything a fitted regressor has learnt, by name."""
-    trained = regressor.trained_
-    tensors = {
-        "parameters": trained.model.parameters,
-        "log_lengthscale": trained.model.log_lengthscale,
-        "log_noise": trained.model.log_noise,
-        "embedded": trained.embedded,
-        "coefficients": trained.posterior.coefficients,
-        "factor": trained.posterior.factor,
-        "nll": trained.posterior.nll,
-        "history": trained.history,
-        "x_mean": torch.as_tensor(regressor.X_mean_),
-        "x_scale": torch.as_tensor(regressor.X_scale_),
-        "y_shift": torch.tensor([regressor.y_mean_, regressor.y_scale_], dtype=torch.float64),
-    }
-    if trained.model.frequencies is not None:
-        tensors["frequencies"] = trained.model.frequencies
-    return tensors
+REGRESSORS: dict[str, type[EmbeddingGP]] = {
+    cls.__name__: cls for cls in (GPRegressor, DKLRegressor, DPKLRegressor)
+}
 
 
-def load_regressor(path: str | os.PathLike[str]) -> _EmbeddingGP:
+def load_regressor(path: str | os.PathLike[str]) -> EmbeddingGP:
     """Read what `save` wrote: the same class and parameters, and the same predictions bit for bit."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            # a copy: in memory as torch aligns it, so that not a bit of a matrix product changes
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a whole safetensors file ({error}); save the regressor again"
-        ) from None
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a saved regressor; give a file written by a regressor's save()")
-    if metadata.get("version") != str(VERSION):
-        raise ValueError(
-            f"{path} has format version {metadata.get('version')}, but this release reads version {VERSION}; "
-            "load it with the release that wrote it, or fit and save again"
-        )
-    params = json.loads(metadata["params"])
-    params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
-    try:
-        regressor = REGRESSORS[metadata["class"]](**params)
-        _restore(regressor, tensors, metadata["weight_space"] == "1")
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"{path} does not fit together ({error}); fit and save the regressor again"
-        ) from None
-    return regressor
-
-
-def _restore(regressor: _EmbeddingGP, tensors: dict[str, Tensor], weight_space: bool) -> None:
-    columns = len(tensors["x_mean"])
-    expected = regressor.start(columns, [0]).parameters.shape
-    if tensors["parameters"].shape != expected:
-        raise KeyError(f"parameters are {list(tensors['parameters'].shape)}, expected {list(expected)}")
-    regressor.n_features_in_ = columns
-    regressor.X_mean_, regressor.X_scale_ = tensors["x_mean"].numpy(), tensors["x_scale"].numpy()
-    regressor.y_mean_, regressor.y_scale_ = tensors["y_shift"].tolist()
-    model = Model(
-        regressor.embedding(columns),
-        tensors["parameters"],
-        tensors["log_lengthscale"],
-        tensors["log_noise"],
-        tensors.get("frequencies"),
-        regressor.settings().prior,
-    )
-    posterior = Posterior(tensors["coefficients"], tensors["factor"], None, tensors["nll"], weight_space)
-    regressor.trained_ = Trained(model, tensors["embedded"], posterior, tensors["history"])
-    regressor.trained_.predict(torch.zeros(1, 1, columns))  # sizes that do not fit fail here, not later
-    regressor._publish()
+    return read_regressor(path, REGRESSORS)

@@ -21,24 +21,30 @@ from fewshot_dpkl.regression.model import Model, Prior
 from fewshot_dpkl.regression.unlabelled import total_variance
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(eq=False, kw_only=True)
+class Schedule:
     """How a model is trained; the defaults are the paper's (appendix C.1)."""
 
-    particles: int = 10
-    frequencies: int = 100  # R; 0 for the closed-form kernel
-    lengthscale: float = 1.0
     noise: float = 1.0
     alpha: float = 1.0
-    prior: Prior = "own"  # k** = |μ(x)|², or "unit": 1 as in the authors' code
     epochs: int = 50
     lr: float = 1e-3
     validation_fraction: float = 0.1
     check_every: int = 10
-    learn_noise: bool = False
-    learn_lengthscale: bool = False
-    hyper_lr: float = 0.05
     use_validation: bool = False
+    learn_noise: bool = False
+    hyper_lr: float = 0.05
+
+
+@dataclass(kw_only=True)
+class Settings(Schedule):
+    """The schedule and the model that is trained by it."""
+
+    particles: int = 10
+    frequencies: int = 100  # R; 0 for the closed-form kernel
+    lengthscale: float = 1.0
+    learn_lengthscale: bool = False
+    prior: Prior = "own"  # k** = |μ(x)|², or "unit": 1 as in the authors' code
 
 
 def initial_model(embedding: Embedding, settings: Settings, seeds: Sequence[int], latent_size: int) -> Model:

@@ -19,8 +19,10 @@ import torch.distributed as dist
 from fewshot_dpkl import FeatureSet
 from fewshot_dpkl.backbones import Recipe, Stage, build, load_backbone, train
 from fewshot_dpkl.backbones.augment import normalise
+from fewshot_dpkl.backbones.batches import batches, shuffled
 from fewshot_dpkl.backbones.files import load_tensors
-from fewshot_dpkl.backbones.train import OPTIMIZERS, batches, class_means, shuffled
+from fewshot_dpkl.backbones.recipe import OPTIMIZERS
+from fewshot_dpkl.backbones.train import class_means
 from fewshot_dpkl.commands import cli
 from fewshot_dpkl.data import spread_per_class
 from tests.conftest import ROOT

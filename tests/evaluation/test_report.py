@@ -13,7 +13,8 @@ from PIL import Image
 
 from fewshot_dpkl import EpisodeSampler, evaluate
 from fewshot_dpkl.evaluation.evaluator import by_class, paired_differences
-from fewshot_dpkl.evaluation.report import report, ticks
+from fewshot_dpkl.evaluation.report import report
+from fewshot_dpkl.evaluation.report.pictures import ticks
 from tests.conftest import assert_refused, cluster_features
 from tests.heads.test_heads import quick
 

@@ -24,11 +24,11 @@ from fewshot_dpkl.experiments import results
 from fewshot_dpkl.experiments.results import deviation
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.parallel import end_with_parent
-from fewshot_dpkl.regression.estimators import DKLRegressor, DPKLRegressor, GPRegressor, _EmbeddingGP
+from fewshot_dpkl.regression.estimators import DKLRegressor, DPKLRegressor, EmbeddingGP, GPRegressor
 from fewshot_dpkl.regression.gp import gaussian_nll
 from fewshot_dpkl.regression.training import Trained, train
 
-REGRESSORS: dict[str, Callable[[], _EmbeddingGP]] = {
+REGRESSORS: dict[str, Callable[[], EmbeddingGP]] = {
     "gp": GPRegressor,
     "dkl": DKLRegressor,
     "dpkl": DPKLRegressor,
@@ -67,7 +67,7 @@ class Cell:
         return self.model.startswith("ss")
 
     @property
-    def regressor(self) -> _EmbeddingGP:
+    def regressor(self) -> EmbeddingGP:
         regressor = REGRESSORS[self.model.removeprefix("ss")]()
         learnt = [name for name in regressor.get_params() if name in ("learn_noise", "learn_lengthscale")]
         return regressor.set_params(**dict.fromkeys(learnt, self.learn))
