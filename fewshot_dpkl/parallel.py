@@ -1,15 +1,11 @@
-"""The cores of one machine, a piece of work on each."""
+"""The cores of one machine, a piece of work on each: threads, because the work lets go of Python's lock."""
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
-import signal
-import sys
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -18,94 +14,104 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Unwanted(BaseException):
+    """Raised in a worker whose results nobody waits for any more; never seen outside of it."""
+
+
+class Worker(threading.Thread):
+    """A daemon: it never keeps a process from ending."""
+
+    def __init__(self, work: Callable[[], None], unwanted: threading.Event) -> None:
+        super().__init__(target=work, daemon=True)
+        self.unwanted = unwanted
+
+
+def stop_if_unwanted() -> None:
+    """For long work, several times a second: end here if nobody waits for this worker any more."""
+    worker = threading.current_thread()
+    if isinstance(worker, Worker) and worker.unwanted.is_set():
+        raise Unwanted
+
+
 def on_every_core(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int, ordered: bool = True
 ) -> Iterator[Result]:
-    """`map` over `workers` workers of one core each; with `ordered=False` results come as they are ready.
+    """`map` over `workers` threads of one core each; with `ordered=False` results come as they are ready.
 
     A batch of episodes is a long chain of operations on small tensors: cutting every one of them in two for
-    two cores costs more than it saves, two chains side by side do not. On Linux the workers are forked
-    processes, which see the memory of this one; Python's lock would make threads wait for each other at
-    every operation. Elsewhere forking is not safe, and the workers are threads.
+    two cores costs more than it saves, two chains side by side do not. After an error, Ctrl-C or when the
+    results are not wanted to the end, nothing new is begun, and what runs ends at its next
+    `stop_if_unwanted`.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        if workers == 1:
-            yield from map(function, items)
-        elif sys.platform == "linux":
-            yield from _in_processes(function, items, workers, ordered)
-        else:
-            with ThreadPoolExecutor(workers) as pool:
-                yield from _results(pool, function, items, ordered)
-    finally:
-        torch.set_num_threads(before)
+    waiting: queue.SimpleQueue[tuple[int, Item]] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]] = queue.SimpleQueue()
+    count = 0
+    for item in items:
+        waiting.put((count, item))
+        count += 1
+    unwanted = threading.Event()
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        while not unwanted.is_set():
+            try:
+                number, item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                finished.put((number, function(item), None))
+            except Unwanted:
+                return
+            except BaseException as error:
+                finished.put((number, None, error))
+
+    threads = [Worker(work, unwanted) for _ in range(min(workers, count))]
+    with _torch_threads_as_before():
+        try:
+            for thread in threads:
+                thread.start()
+            early: dict[int, Any] = {}
+            for place in range(count):
+                while not ordered or place not in early:
+                    number, result, error = finished.get()
+                    if error is not None:
+                        raise error
+                    if not ordered:
+                        early[place] = result
+                        break
+                    early[number] = result
+                yield early.pop(place)
+        finally:
+            unwanted.set()
+            for thread in threads:
+                thread.join(1.0)  # a second at most, so that Ctrl-C is obeyed whatever they do
 
 
-def _in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int, ordered: bool
-) -> Iterator[Result]:
-    others = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(function,))
-    try:
-        yield from _results(pool, _work, items, ordered)
-    except BaseException:  # an error or Ctrl-C: do not wait for work that will not be used
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+_lock = threading.Lock()
+_runs, _before = 0, 0
 
 
-def _results(
-    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ordered: bool
-) -> Iterator[Result]:
-    futures = [pool.submit(function, item) for item in items]
-    try:
-        for future in futures if ordered else as_completed(futures):
-            yield future.result()
-    finally:  # what is not wanted any more need not begin
-        for future in futures:
-            future.cancel()
+def cores() -> int:
+    """How many threads torch was given: the cores to use."""
+    with _lock:
+        return _before if _runs else torch.get_num_threads()
 
 
-_function: Callable[[Any], Any]  # of this worker; inherited by the fork, so it need not be pickled
+@contextmanager
+def _torch_threads_as_before() -> Iterator[None]:
+    """Put torch's number of threads back when the last of several runs at once has ended.
 
-
-def _start_worker(function: Callable[[Any], Any]) -> None:
-    """Leave Ctrl-C to the parent, and keep memory from one piece of work to the next."""
-    global _function
-    _function = function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_memory()
-    end_with_parent()
-
-
-def keep_memory() -> None:
-    """Ask the C library (glibc) not to return freed buffers to the system, however large.
-
-    The next batch of episodes takes as much again, and fresh, zeroed pages cost some milliseconds an
-    episode. Does nothing where there is no `mallopt`.
+    torch has one number for all threads that ask for it, and each worker needs it to be one.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        trim_threshold, mmap_max = -1, -4  # names in malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)
-
-
-def end_with_parent() -> None:
-    """End this worker when its parent does: a killed run leaves no worker behind."""
-
-    def wait() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _work(item: Any) -> Any:
-    return _function(item)
+    global _runs, _before
+    with _lock:
+        if _runs == 0:
+            _before = torch.get_num_threads()
+        _runs += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _runs -= 1
+            if _runs == 0:
+                torch.set_num_threads(_before)

@@ -34,7 +34,6 @@ from fewshot_dpkl.experiments.mnist.figures import draw, save_embedding
 from fewshot_dpkl.experiments.mnist.report import METRICS, report
 from fewshot_dpkl.experiments.results import Results
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.parallel import keep_memory
 
 
 def parse() -> argparse.Namespace:
@@ -78,7 +77,6 @@ def main() -> None:
         if getattr(arguments, name) < least:
             raise ValueError(f"--{name} is {getattr(arguments, name)}; give at least {least}")
     device = use_device(arguments)
-    keep_memory()
     settings = {"trials": arguments.trials, "seed": arguments.seed, **SETTINGS}
     results = Results(arguments.out, settings, METRICS, MODELS)
     digits = read_mnist(arguments.data_root)

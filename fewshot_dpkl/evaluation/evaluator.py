@@ -18,7 +18,7 @@ from fewshot_dpkl.evaluation.episodes import Episodes, EpisodeSampler
 from fewshot_dpkl.evaluation.features import FeatureSet
 from fewshot_dpkl.evaluation.metrics import Scores, expected_calibration_error, mean_interval, score
 from fewshot_dpkl.heads import Head
-from fewshot_dpkl.parallel import on_every_core
+from fewshot_dpkl.parallel import cores, on_every_core
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def evaluate(
     table = torch.as_tensor(np.asarray(features.features, np.float32), device=device)
     rank, world = process()
     share = np.arange(rank, episodes, world)
-    workers = torch.get_num_threads() if table.device.type == "cpu" else 1
+    workers = cores() if table.device.type == "cpu" else 1
     results = {}
     for name, head in heads.items():
         start = time.perf_counter()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.kernels import random_frequencies
+from fewshot_dpkl.parallel import stop_if_unwanted
 from fewshot_dpkl.particles import functional_gradient
 from fewshot_dpkl.regression.embeddings import Embedding
 from fewshot_dpkl.regression.gp import Posterior, gaussian_nll
@@ -179,6 +180,7 @@ def train(model: Model, x: Tensor, y: Tensor, unlabeled: Tensor | None, settings
     least = torch.full_like(y[:, 0], torch.inf)
     history: list[Tensor] = []
     for epoch in range(1, settings.epochs + 1):
+        stop_if_unwanted()
         optimizer.zero_grad()
         loss = backward(live, x_fit, y_fit, unlabeled, settings.alpha)
         if not torch.isfinite(loss).all():

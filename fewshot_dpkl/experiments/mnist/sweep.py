@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -112,20 +111,16 @@ def run_cells(
 ) -> Iterator[CellResult]:
     """Results as they come, a cell to each of `workers` cores.
 
-    `progress` is called, in a thread of its own, at every check of a cell, `cell.checks` times.
+    `progress` is called at every check of a cell, `cell.checks` times, by one worker at a time.
     """
-    checks: SimpleQueue[int | None] = SimpleQueue()  # from the workers, which may be processes
+    one_at_a_time = threading.Lock()
 
-    def listen() -> None:
-        for number in iter(checks.get, None):
+    def run(cell: Cell) -> CellResult:
+        def on_check(_epoch: int) -> None:
             if progress:
-                progress(cells[number])
+                with one_at_a_time:
+                    progress(cell)
 
-    def run(number: int) -> CellResult:
-        return run_cell(cells[number], lambda _epoch: checks.put(number))
+        return run_cell(cell, on_check)
 
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    yield from on_every_core(run, range(len(cells)), workers, ordered=False)
-    checks.put(None)  # not after an error or Ctrl-C: a worker may have ended with the queue in its hands
-    listener.join()
+    return on_every_core(run, cells, workers, ordered=False)

@@ -6,12 +6,9 @@ written at once, and a later run with the same settings goes on from there.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from torch import Tensor
 from fewshot_dpkl.experiments import results
 from fewshot_dpkl.experiments.results import deviation
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.parallel import end_with_parent
+from fewshot_dpkl.parallel import on_every_core
 from fewshot_dpkl.regression.estimators import DKLRegressor, DPKLRegressor, EmbeddingGP, GPRegressor
 from fewshot_dpkl.regression.gp import gaussian_nll
 from fewshot_dpkl.regression.training import Trained, train
@@ -139,7 +136,7 @@ def train_cell(cell: Cell) -> tuple[Trained, dict[str, Tensor]]:
 
 def run_cell(cell: Cell) -> CellResult:
     """Train and test a cell: RMSE and mean negative log likelihood of the standardised target."""
-    started, cpu_started = time.perf_counter(), time.process_time()
+    started, cpu_started = time.perf_counter(), time.thread_time()
     trained, tensors = train_cell(cell)
     mean, variance = trained.predict(tensors["x_test"])
     rmse = (mean - tensors["y_test"]).square().mean(-1).sqrt().tolist()
@@ -148,37 +145,17 @@ def run_cell(cell: Cell) -> CellResult:
     rows = [{**names, "trial": t, "rmse": rmse[t], "nll": nll[t]} for t in range(len(rmse))]
     with torch.no_grad():
         embedding = trained.model.latent(tensors["x_test"].double())[0].mean(0)  # q d
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    seconds, cpu_seconds = time.perf_counter() - started, time.thread_time() - cpu_started
     return CellResult(cell.key, rows, seconds, cpu_seconds, embedding.cpu().numpy(), cell.y[cell.test])
 
 
-def _start_worker() -> None:
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    end_with_parent()
-
-
 def run_cells(cells: Sequence[Cell], workers: int) -> Iterator[CellResult]:
-    """Results as they come: in this process, or in `workers` processes of one thread each.
+    """Results as they come, a cell to each of `workers` cores.
 
-    Independent cells on single threads keep every core busy, which threads inside one small matrix
-    product do not. Which worker takes a cell changes nothing in its result.
+    Independent cells keep every core busy, which threads inside one small matrix product do not. Which
+    worker takes a cell changes nothing in its result.
     """
-    if workers <= 1 or len(cells) <= 1:
-        yield from map(run_cell, cells)
-        return
-    others = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
-        futures = [pool.submit(run_cell, cell) for cell in cells]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:  # an error or Ctrl-C: do not wait for cells that will not be used
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in set(multiprocessing.active_children()) - others:
-                child.terminate()
-            raise
+    return on_every_core(run_cell, cells, workers, ordered=False)
 
 
 class Results(results.Results):

@@ -34,6 +34,7 @@ from fewshot_dpkl.heads.training.layers import (
     take,
 )
 from fewshot_dpkl.heads.training.similarity import Similarity
+from fewshot_dpkl.parallel import stop_if_unwanted
 from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_mixing
 
 
@@ -271,6 +272,7 @@ def train(
         an_epoch = -(-n // batch_size)  # in steps
         step, last, between_checks = 0, epochs * an_epoch, check_every * an_epoch
         while step < last:
+            stop_if_unwanted()
             if step % kappa_every == 0:
                 mixing = look_at_kernels(
                     theta,
