@@ -1,6 +1,6 @@
 """Files to pictures and arrays: data sets, their class splits, and a cache of decoded pictures."""
 
-from .folders import read_query, read_support
+from .folders import Found, read_query, read_support
 from .pixels import load_pixels
 from .splits import (
     CLASSES,
@@ -18,6 +18,7 @@ from .store import Store
 __all__ = [
     "CLASSES",
     "SPLITS",
+    "Found",
     "Split",
     "Store",
     "data_root",

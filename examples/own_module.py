@@ -1,4 +1,4 @@
-"""Put DPKL on a module of your own: any `nn.Module` from pictures `[B, 3, H, H]` to vectors `[B, D]`.
+"""Put a head on a module of your own: any `nn.Module` from pictures `[B, 3, H, H]` to vectors `[B, D]`.
 
 python examples/own_module.py birds/ new/ --save birds.safetensors
 """
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fewshot_dpkl import FewShotClassifier
 from fewshot_dpkl.backbones import Extractor
+from fewshot_dpkl.data import read_query, read_support
 
 
 class ColourMap(nn.Module):
@@ -32,8 +33,7 @@ parser.add_argument("query", type=Path, help="folder of pictures to classify")
 parser.add_argument("--save", type=Path, help="keep the fitted classifier (.safetensors)")
 arguments = parser.parse_args()
 
-support = sorted(arguments.support.glob("*/*.*"))
-query = sorted(arguments.query.rglob("*.*"))
+support, query = read_support(arguments.support), read_query([arguments.query])  # hidden files are left out
 
 # An Extractor freezes the module and knows how its pictures are prepared. The card names it in saved files.
 backbone = Extractor(
@@ -44,9 +44,11 @@ backbone = Extractor(
     std=(0.5, 0.5, 0.5),
     card={"backbone": "colour map"},
 )
-classifier = FewShotClassifier(backbone, head="dpkl").fit(support, [path.parent.name for path in support])
-for path, row in zip(query, classifier.predict_proba(query), strict=True):
-    print(path, classifier.classes_[row.argmax()], f"{row.max():.3f}")
+# What is no picture is skipped with a warning.
+classifier = FewShotClassifier(backbone, on_unreadable="skip").fit(support.paths, support.labels)
+answers, probabilities = classifier.predict(query.paths), classifier.predict_proba(query.paths).max(1)
+for path, answer, probability in zip(query.paths, answers, probabilities, strict=True):
+    print(path, answer, f"{probability:.3f}")
 
 if arguments.save:
     classifier.save(arguments.save)

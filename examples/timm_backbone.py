@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fewshot_dpkl import FewShotClassifier
 from fewshot_dpkl.backbones import load_backbone
+from fewshot_dpkl.data import read_query, read_support
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
 parser.add_argument("support", type=Path, help="folder with a folder of pictures per class")
@@ -18,11 +19,12 @@ parser.add_argument("--model", default="vit_small_patch14_dinov2.lvd142m", help=
 parser.add_argument("--untrained", action="store_true", help="random weights, without a download")
 arguments = parser.parse_args()
 
-support = sorted(arguments.support.glob("*/*.*"))
-query = sorted(arguments.query.rglob("*.*"))
+support, query = read_support(arguments.support), read_query([arguments.query])  # hidden files are left out
 
 # FewShotClassifier(f"timm:{model}") does the same with trained weights.
 backbone = load_backbone(f"timm:{arguments.model}", pretrained=not arguments.untrained)
-classifier = FewShotClassifier(backbone, head="dpkl").fit(support, [path.parent.name for path in support])
-for path, row in zip(query, classifier.predict_proba(query), strict=True):
-    print(path, classifier.classes_[row.argmax()], f"{row.max():.3f}")
+# What is no picture is skipped with a warning.
+classifier = FewShotClassifier(backbone, on_unreadable="skip").fit(support.paths, support.labels)
+answers, probabilities = classifier.predict(query.paths), classifier.predict_proba(query.paths).max(1)
+for path, answer, probability in zip(query.paths, answers, probabilities, strict=True):
+    print(path, answer, f"{probability:.3f}")

@@ -24,6 +24,8 @@ def test_an_example_classifies_pictures(name, options, tmp_path, monkeypatch, ca
     if name.startswith("timm") and importlib.util.find_spec("timm") is None:
         pytest.skip("timm is not installed")
     make_folder(tmp_path, {"support": 2, "query": 2}, per_class=2)
+    for place in ("support", "support/support-0", "query"):  # what a Mac leaves behind
+        (tmp_path / place / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, "support", "query", *options])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")

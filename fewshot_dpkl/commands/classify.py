@@ -1,17 +1,17 @@
 """Classify pictures of your own from a few examples per class.
 
-    python scripts/classify.py --support birds/ --query new/ --head dpkl --head nn
+    python scripts/classify.py --support birds/ --query new/ --head dpkl-calibrated --head nn
     python scripts/classify.py --support birds/ --backbone torchvision:resnet18 --save birds.safetensors
-    python scripts/classify.py --model birds.safetensors --query photo.jpg --threshold 0.5 --out answers.csv
+    python scripts/classify.py --model birds.safetensors --query photo.jpg --unknown 0.05 --out answers.csv
 
 The support folder holds one folder of pictures per class: birds/<class>/*.jpg. Where the query folder has
-folders named after classes, accuracy is printed too. A picture that cannot be read is named and passed over.
+folders named after classes, accuracy is printed too. A file that cannot be read is named and passed over; a
+class without a picture is an error.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,20 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fewshot_dpkl import HEADS, Backbone, FewShotClassifier, find_backbone
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
-from fewshot_dpkl.data import read_query, read_support
+from fewshot_dpkl import HEADS, Backbone, FewShotClassifier, find_backbone, make_head
+from fewshot_dpkl.commands.cli import add_device_arguments, hint, say_passed_over, use_device
+from fewshot_dpkl.data import Found, read_query, read_support
 from fewshot_dpkl.files import user_cache
-from fewshot_dpkl.pictures.answers import NOT_SURE, Answers, shown, table, write
+from fewshot_dpkl.heads import DEFAULT_HEAD
+from fewshot_dpkl.pictures.answers import NONE_OF_THESE, NOT_SURE, Answers, hints, shown, table, write
+from fewshot_dpkl.pictures.classifier import check_share, unfamiliarity
 from fewshot_dpkl.pictures.embedding import embed
+
+DEFAULT_BACKBONE = "conv4-mini-imagenet"
+WEAK = (
+    f"{DEFAULT_BACKBONE} is small and has seen 64 classes at 84 pixels; for pictures of your own try "
+    "--backbone timm:vit_small_patch14_dinov2.lvd142m or torchvision:resnet18"
+)
 
 
 def parse() -> argparse.Namespace:
@@ -41,13 +49,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--backbone",
-        help="shipped name, torchvision:NAME, timm:NAME or file (default: conv4-mini-imagenet, the model's)",
+        help=f"shipped name, torchvision:NAME, timm:NAME or file (default: {DEFAULT_BACKBONE}, the model's)",
     )
     parser.add_argument(
         "--head",
         action="append",
         metavar="NAME",
-        help=f"one of: {', '.join(HEADS)}; can be repeated (default: dpkl)",
+        help=f"one of: {', '.join(HEADS)}; can be repeated; or all, without bnn (default: {DEFAULT_HEAD})",
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="keep the fitted classifier (.safetensors)")
     parser.add_argument(
@@ -55,6 +63,12 @@ def parse() -> argparse.Namespace:
         type=float,
         default=0.0,
         help=f"say '{NOT_SURE}' where the top probability is lower (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--unknown",
+        type=float,
+        metavar="SHARE",
+        help=f"say '{NONE_OF_THESE}' outside all but this share of known pictures, such as 0.05",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all probabilities, .csv or .json")
     parser.add_argument("--no-cache", action="store_true", help="neither use nor keep features of pictures")
@@ -65,16 +79,21 @@ def parse() -> argparse.Namespace:
 def check(arguments: argparse.Namespace) -> None:
     if arguments.model and (arguments.head or arguments.save):
         raise ValueError("--model comes with its head and is already saved; leave out --head and --save")
-    if arguments.save and len(set(arguments.head or ["dpkl"])) > 1:
+    if arguments.save and len(heads_of(arguments)) > 1:
         raise ValueError("--save keeps one head; give one --head, or save each in a run of its own")
     if arguments.save and arguments.save.suffix != ".safetensors":
         raise ValueError(f"--save is {arguments.save}; expected a name that ends in .safetensors")
     if not arguments.query and not arguments.save:
         raise ValueError("there is nothing to do; give pictures with --query or a file with --save")
-    if not 0 <= arguments.threshold <= 1:
-        raise ValueError(f"--threshold is {arguments.threshold}; expected a probability from 0 to 1")
+    check_share("--threshold", arguments.threshold)
+    check_share("--unknown", arguments.unknown)
     if arguments.out and arguments.out.suffix not in (".csv", ".json"):
         raise ValueError(f"--out is {arguments.out}; expected a name that ends in .csv or .json")
+
+
+def heads_of(arguments: argparse.Namespace) -> list[str]:
+    names = list(dict.fromkeys(arguments.head or [DEFAULT_HEAD]))
+    return [name for name in HEADS if name != "bnn"] if "all" in names else names
 
 
 def main() -> None:
@@ -82,22 +101,25 @@ def main() -> None:
     check(arguments)
     device = use_device(arguments)
     cache = None if arguments.no_cache else user_cache() / "features"
-    query, folders = read_query(arguments.query) if arguments.query else ([], [])
+    query = read_query(arguments.query) if arguments.query else None
     if arguments.model:
         loaded = FewShotClassifier.load(arguments.model, arguments.backbone)
         backbone, classifiers = on_device(loaded.backbone_, device), {loaded.head_.name: loaded}
     else:
-        heads = list(dict.fromkeys(arguments.head or ["dpkl"]))
-        backbone = on_device(find_backbone(arguments.backbone or "conv4-mini-imagenet"), device)
-        classifiers = fit(backbone, heads, arguments.support, cache)
+        backbone = on_device(find_backbone(arguments.backbone or DEFAULT_BACKBONE), device)
+        classifiers = fit(backbone, heads_of(arguments), arguments.support, cache)
     if arguments.save:
         next(iter(classifiers.values())).save(arguments.save)
         print(f"wrote {arguments.save}")
     if query:
-        answers = answer(backbone, classifiers, query, folders, arguments.threshold, cache)
-        print(table(answers))
+        answers = answer(backbone, classifiers, query, arguments, cache)
         if arguments.out:
             write(arguments.out, answers)
+        print(table(answers))
+        for sentence in hints(answers):
+            hint(sentence)
+    if backbone.name == DEFAULT_BACKBONE:
+        hint(WEAK)
 
 
 def on_device(backbone: Backbone, device: Any) -> Backbone:
@@ -107,15 +129,18 @@ def on_device(backbone: Backbone, device: Any) -> Backbone:
 def fit(
     backbone: Backbone, heads: Sequence[str], folder: Path, cache: Path | None
 ) -> dict[str, FewShotClassifier]:
-    """A classifier of each head, all on the same features; pictures that cannot be read are left out."""
-    classifiers = {head: FewShotClassifier(backbone, head, cache) for head in heads}
-    paths, labels = read_support(folder)
-    features, refused = embed(backbone, paths, cache, progress=True)
-    warn(paths, refused)
-    kept = [label for index, label in enumerate(labels) if index not in refused]
-    empty = sorted(set(labels) - set(kept))
+    """A classifier of each head, all on the same features; what cannot be read is left out by name."""
+    classifiers = {head: FewShotClassifier(backbone, make_head(head).name, cache) for head in heads}
+    found = read_support(folder)
+    features, refused = embed(backbone, found.paths, cache, progress=True)
+    name_left_out(found, refused)
+    kept = [label for index, label in enumerate(found.labels) if index not in refused]
+    empty = [shown(name) for name in found.classes if name not in kept]
     if empty:
-        raise ValueError(f"class {shown(empty[0])} has no picture that can be read; give it at least one")
+        raise ValueError(
+            f"class {', '.join(empty)} has no picture that can be read; give it at least one, or remove "
+            "its folder"
+        )
     for classifier in classifiers.values():
         classifier.fit_features(features, kept)
     return classifiers
@@ -124,24 +149,27 @@ def fit(
 def answer(
     backbone: Backbone,
     classifiers: dict[str, FewShotClassifier],
-    paths: list[Path],
-    folders: list[str | None],
-    threshold: float,
+    query: Found,
+    arguments: argparse.Namespace,
     cache: Path | None,
 ) -> Answers:
-    features, refused = embed(backbone, paths, cache, progress=True)
-    warn(paths, refused)
+    features, refused = embed(backbone, query.paths, cache, progress=True)
+    name_left_out(query, refused)
+    if not len(features):
+        raise ValueError(f"none of the {len(query.paths)} files to classify is a picture that can be read")
     classes = [str(name) for name in next(iter(classifiers.values())).classes_]
-    truth = [folder if folder in classes else None for folder in folders]
-    answers = Answers([shown(path) for path in paths], truth, refused, classes, threshold)
-    read = [index for index in range(len(paths)) if index not in refused]
+    truth = [folder if folder in classes else None for folder in query.folders]
+    names = [shown(path) for path in query.paths]
+    answers = Answers(names, truth, refused, classes, arguments.threshold, arguments.unknown)
     for head, classifier in classifiers.items():
-        answers.probabilities[head] = np.full((len(paths), len(classes)), np.nan)
-        if read:
-            answers.probabilities[head][read] = classifier.head_.predict_proba(features)
+        answers.probabilities[head] = np.full((len(names), len(classes)), np.nan)
+        answers.probabilities[head][answers.answered()] = classifier.head_.predict_proba(features)
+        if arguments.unknown is not None:
+            answers.unfamiliarity[head] = np.full(len(names), np.nan)
+            answers.unfamiliarity[head][answers.answered()] = unfamiliarity(classifier.head_, features)
     return answers
 
 
-def warn(paths: Sequence[Path], refused: dict[int, str]) -> None:
-    for index, reason in refused.items():
-        print(f"passed over {shown(paths[index])}: {reason}", file=sys.stderr)
+def name_left_out(found: Found, refused: dict[int, str]) -> None:
+    reasons = [*found.left_out, *((found.paths[index], reason) for index, reason in refused.items())]
+    say_passed_over((shown(path), reason) for path, reason in reasons)

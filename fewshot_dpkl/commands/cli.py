@@ -3,28 +3,82 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO, cast
 
 import torch
+
+NAMED = 20  # of what was passed over, line by line; the rest is counted
 
 
 def run(main: Callable[[], None]) -> None:
     """Run `main`; bad input (ValueError, OSError) becomes one sentence and exit status 2.
 
+    A reader that goes away (`… | head`) stops nothing: the work goes on and is written.
     Set FEWSHOT_DPKL_DEBUG=1 to see the traceback instead.
     """
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        if os.environ.get("FEWSHOT_DPKL_DEBUG"):
-            raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    out, err = cast(TextIO, Unbreakable(sys.stdout)), cast(TextIO, Unbreakable(sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except (ValueError, OSError) as error:
+            if os.environ.get("FEWSHOT_DPKL_DEBUG"):
+                raise
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise SystemExit(130) from None
+        finally:
+            out.flush()
+            err.flush()
+
+
+class Unbreakable:
+    """A text stream that goes on to nowhere once nobody reads it any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._to_nowhere()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._to_nowhere()
+
+    def _to_nowhere(self) -> None:
+        # what is still in the buffer has to go somewhere, at the latest when Python ends
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+def say_passed_over(reasons: Iterable[tuple[str, str]]) -> None:
+    """Name each thing (a file, say) that is left out, with why; a long list ends with how many more."""
+    reasons = list(reasons)
+    for name, reason in reasons[:NAMED]:
+        print(f"passed over {name}: {reason}", file=sys.stderr)
+    if len(reasons) > NAMED:
+        more = [name for name, _ in reasons[NAMED:]]
+        print(f"passed over {len(more)} more, from {more[0]} to {more[-1]}", file=sys.stderr)
+
+
+def hint(sentence: str) -> None:
+    """One line of what to try, beside the results."""
+    print(f"hint: {sentence}", file=sys.stderr)
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

@@ -102,8 +102,8 @@ def main() -> None:
     try:
         results = run_with_bar(heads, features, samplers, arguments, device)
         if process()[0] == 0:
-            print("\n\n".join(text(setting, found, arguments) for setting, found in results.items()))
             write(arguments, features, samplers, results)
+            print("\n\n".join(text(setting, found, arguments) for setting, found in results.items()))
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()

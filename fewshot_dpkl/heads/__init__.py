@@ -29,6 +29,9 @@ HEADS: dict[str, type[Head]] = {
     )
 }
 
+DEFAULT_HEAD = CalibratedDPKLHead.name
+"""What is used where nobody names a head."""
+
 
 def DPKL(preset: str = "paper", **parameters: Any) -> Head:
     """The paper's DPKL (`preset="paper"`), or the one with probabilities to trust (`preset="calibrated"`)."""
@@ -55,6 +58,7 @@ def load_head(path: str | os.PathLike[str]) -> Head:
 
 
 __all__ = [
+    "DEFAULT_HEAD",
     "DPKL",
     "HEADS",
     "BLRHead",

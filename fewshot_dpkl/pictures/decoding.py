@@ -5,6 +5,7 @@ A picture that cannot be decoded, or should not be, is refused with a `PictureEr
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import stat
@@ -31,6 +32,7 @@ Image.init()
 FORMATS: list[str] = [
     name for name in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "AVIF", "PPM") if name in Image.OPEN
 ]
+HEIC = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}  # brands, of HEIF with HEVC
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -53,13 +55,30 @@ def decode(content: bytes, size: int) -> np.ndarray:
     Turned upright by its EXIF orientation, the first frame of an animation, transparency over white,
     16 bits per channel reduced to 8.
     """
-    if not content:
-        raise PictureError("the file is empty (0 bytes)")
+    formats = _formats(content[:64])
     with _refusing_damage():
         with _quiet():  # the number of pixels is judged by `square`
-            picture = Image.open(io.BytesIO(content), formats=FORMATS)
+            picture = Image.open(io.BytesIO(content), formats=formats)
         with picture:
             return square(picture, size)
+
+
+def _formats(start: bytes) -> list[str]:
+    """The formats to try on a file that begins with `start`; refuses those that cannot be read here."""
+    if not start:
+        raise PictureError("the file is empty (0 bytes)")
+    brands = {start[place : place + 4] for place in (8, *range(16, len(start), 4))}
+    if start[4:8] == b"ftyp" and brands & HEIC:
+        if importlib.util.find_spec("pillow_heif") is None:
+            raise PictureError("a HEIC picture; `pip install pillow-heif` to read it, or save it as JPEG")
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+        return ["HEIF"]
+    accept = [Image.OPEN[name][1] for name in FORMATS]
+    if not any(known is None or known(start) for known in accept):
+        raise PictureError(f"no picture in a known format ({', '.join(FORMATS)})")
+    return FORMATS
 
 
 @contextmanager
@@ -134,7 +153,10 @@ def read(path: str | os.PathLike[str]) -> bytes:
             raise PictureError("not a file")
         if about.st_size > MAX_BYTES:
             raise PictureError(f"{about.st_size >> 20} MB are too many, at most {MAX_BYTES >> 20} are read")
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            start = file.read(64)
+            _formats(start)  # a film is not read to its end
+            return start + file.read()
     except FileNotFoundError as error:
         raise PictureError("there is no such file") from error
     except OSError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 from functools import partial
 
 import numpy as np
 import pytest
 
+from fewshot_dpkl import HEADS, CentroidHead
 from tests.conftest import assert_refused
 from tests.picture_files import make_folder, odd_pictures
 
@@ -87,16 +89,21 @@ def test_odd_pictures_are_classified_or_named_and_the_rest_goes_on(classify, bir
     fine, refused = odd_pictures()
     for name, content in [*fine.items(), *((name, content) for name, (content, _) in refused.items())]:
         (birds / "query" / name).write_bytes(content)
-    (birds / "query" / "notes.txt").write_text("not looked at")
+    (birds / "query" / "notes.txt").write_text("by its content no picture")
+    (birds / "query" / "picture.txt").write_bytes(fine["cmyk.jpg"])  # the content decides, not the ending
     (birds / "support" / "support-1" / "broken.jpg").touch()
+    (birds / "support" / "support-1" / ".DS_Store").touch()
+    (birds / "support" / "loose.png").write_bytes(fine["dot.png"])
     result = classify(birds / "gone.jpg", "--head", "nn", "--out", birds / "a.csv")
     assert result.returncode == 0, result.stderr
-    named = {line.split(": ")[0].split("/")[-1]: line for line in result.stderr.splitlines()}
-    assert set(named) == {*refused, "broken.jpg", "gone.jpg"}
+    passed_over = [line for line in result.stderr.splitlines() if line.startswith("passed over ")]
+    named = {line.split(": ")[0].split("/")[-1]: line for line in passed_over}
+    assert set(named) == {*refused, "broken.jpg", "gone.jpg", "notes.txt", "loose.png", ".DS_Store"}
+    assert named["loose.png"].endswith("not in a folder of a class")
     for name, (_, why) in refused.items():
         assert why in named[name]
     answered = {row["picture"].split("/")[-1] for row in read(birds / "a.csv") if row["label"]}
-    assert set(fine) <= answered
+    assert {*fine, "picture.txt"} <= answered
     assert not set(refused) & answered
     assert result.stdout.splitlines()[-1].startswith("accuracy of nn on 12 pictures")
 
@@ -115,7 +122,10 @@ def test_file_names_cannot_write_to_the_terminal(run_script, birds):
     ("arguments", "words"),
     [
         (["--query", "{query}", "--support", "{tmp}/nowhere"], ["there is no folder"]),
-        (["--query", "{query}", "--support", "{tmp}/support/support-0"], ["has pictures of 0 classes"]),
+        (
+            ["--query", "{query}", "--support", "{tmp}/support/support-0"],
+            ["has 0 folders"],
+        ),
         (["--query", "{tmp}/empty", "--support", "{support}"], ["there are no pictures in"]),
         (["--support", "{support}"], ["nothing to do"]),
         (["--support", "{support}", "--save", "m.pt"], ["ends in .safetensors"]),
@@ -145,5 +155,79 @@ def test_a_class_without_a_readable_picture_is_refused(classify, birds):
     result = classify("--head", "nn")
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
-        "error: class support-2 has no picture that can be read; give it at least one"
+        "error: class support-2 has no picture that can be read; give it at least one, or remove its folder"
     )
+
+
+HEIC = b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(64)
+
+
+def test_a_class_of_heic_files_or_of_nothing_is_an_error(classify, birds, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for file in (birds / "support" / "support-2").iterdir():
+        file.write_bytes(HEIC)
+        file.rename(file.with_suffix(".HEIC"))
+    (birds / "support" / "empty").mkdir()
+    result = classify("--head", "nn", "--out", birds / "a.csv")
+    assert result.returncode == 2
+    *named, error = result.stderr.splitlines()
+    assert len(named) == 4
+    assert all("HEIC: a HEIC picture; `pip install pillow-heif` to read it" in line for line in named)
+    assert error.startswith("error: class empty, support-2 has no picture that can be read")
+    assert not (birds / "a.csv").exists()
+
+
+def test_a_long_list_of_what_is_left_out_ends_with_a_count(classify, birds):
+    for number in range(30):
+        (birds / "query" / f"note-{number:02d}").write_text("x")
+    lines = classify("--head", "nn").stderr.splitlines()
+    assert [line.split("/")[-1].split(":")[0] for line in lines[:20]] == [f"note-{n:02d}" for n in range(20)]
+    assert lines[20].startswith("passed over 10 more, from ")
+    assert lines[20].endswith("note-29")
+
+
+def test_nothing_classified_is_an_error(run_script, birds):
+    (birds / "none").mkdir()
+    (birds / "none" / "a.jpg").write_bytes(b"")
+    arguments = ["--support", birds / "support", "--query", birds / "none", "--out", birds / "a.csv"]
+    result = run_script("classify.py", *arguments, "--head", "nn")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("error: none of the 1 files to classify is a picture")
+    assert not (birds / "a.csv").exists()
+
+
+def test_hints_name_a_cap_a_threshold_that_refuses_all_and_a_weak_backbone(classify, birds):
+    hints = classify("--head", "dblr", "--head", "nn", "--threshold", "1").stderr.splitlines()
+    assert "hint: dblr is not sure of every picture: its highest probability is 0." in hints[0]
+    assert hints[0].endswith("the threshold 1; lower it, or use --head dpkl-calibrated")
+    assert "hint: the probabilities of dblr cannot pass 0.79 for 3 classes" in hints[1]
+    assert hints[2].startswith("hint: nn is not sure of every picture")
+    assert "--backbone timm:" in hints[3]
+    assert len(hints) == 4
+    assert classify("--head", "nn", "--backbone", "conv4-cub").stderr == ""
+
+
+def test_all_heads_and_the_default_head(classify, birds):
+    assert classify().stdout.splitlines()[1].split() == ["picture", "dpkl-calibrated"]
+    heads = classify("--head", "all").stdout.splitlines()[1].split()[1:]
+    assert heads == [name for name in HEADS if name != "bnn"]
+
+
+class Doubting(CentroidHead):
+    """A fake head that finds every second picture unfamiliar."""
+
+    def unfamiliarity(self, X):
+        return np.tile([0.2, 0.97], len(X))[: len(X)]
+
+
+def test_unfamiliar_pictures_are_none_of_these(classify, birds, monkeypatch):
+    monkeypatch.setitem(HEADS, "centroid", Doubting)
+    result = classify("--head", "centroid", "--unknown", "0.05", "--out", birds / "a.csv")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("none of these (unfamiliar 0.970)") == 6
+    assert "(none of these: 6, accuracy of the others: " in result.stdout
+    rows = read(birds / "a.csv")
+    assert [row["label"] == "none of these" for row in rows] == [False, True] * 6
+    assert [float(row["unfamiliarity"]) for row in rows] == [0.2, 0.97] * 6
+    assert "none of these" not in classify("--head", "centroid", "--unknown", "0.01").stdout
+    assert_refused(classify("--head", "centroid", "--unknown", "5"), "--unknown is 5.0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import warnings
 from contextlib import suppress
 
@@ -139,3 +140,28 @@ def test_files_that_are_no_pictures_are_refused(tmp_path, monkeypatch):
     half.write_bytes(picture(0)[:700])
     with pytest.raises(PictureError, match="damaged"):
         prepare(Image.open(half), 8)
+
+
+def test_heic_is_known_by_its_content_and_read_where_pillow_heif_is(monkeypatch):
+    start = b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic"
+    with monkeypatch.context() as patched:
+        patched.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(PictureError, match="a HEIC picture; `pip install pillow-heif` to read it"):
+            decode(start + bytes(40), 8)
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    pixels = np.full((40, 60, 3), (200, 30, 20), np.uint8)
+    got = decode(encoded(Image.fromarray(pixels), "HEIF"), 20)
+    assert np.abs(got.astype(int) - [200, 30, 20]).max() <= 8
+    with pytest.raises(PictureError, match="no picture in a known format"):
+        decode(start + bytes(40), 8)
+
+
+def test_a_file_that_is_no_picture_is_not_read_to_its_end(tmp_path):
+    film = tmp_path / "film.jpg"
+    with film.open("wb") as file:
+        file.write(b"\0\0\0\x18ftypqt  ")
+        file.truncate(200 * 2**20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PictureError, match="no picture in a known format"):
+        prepare(film, 8)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # kilobytes

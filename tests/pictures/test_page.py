@@ -205,7 +205,9 @@ def test_in_a_browser_pictures_become_bars(serve, tmp_path):
             "broken.jpg: no pic"
         )
         says = browser.run("return [...document.querySelectorAll('.says')].map(e => e.textContent)")
-        assert says == [f"class {number} {head}" for number in (1, 2, 3) for head in ("nn", "dpkl")]
+        assert says == [
+            f"class {number} {head}" for number in (1, 2, 3) for head in ("nn", "dpkl-calibrated")
+        ]
         wide = browser.run(
             "return [...document.querySelectorAll('.answer .heads > div')].map(head => "
             "[...head.querySelectorAll('.fill')].reduce((sum, e) => sum + parseFloat(e.style.width), 0))"
@@ -215,11 +217,11 @@ def test_in_a_browser_pictures_become_bars(serve, tmp_path):
         browser.screenshot(shots / "demo-desktop.png")
 
         browser.run("document.querySelector('#heads input[value=centroid]').click()")
-        browser.run("document.querySelector('#heads input[value=dpkl]').click()")
+        browser.run("document.querySelector('#heads input[value=dpkl-calibrated]').click()")
         browser.wait("document.body.dataset.state === 'ready'")
         heads = browser.run("return [...document.querySelectorAll('.says span')].map(e => e.textContent)")
         assert heads == ["nn", "centroid"] * 3
-        browser.run("document.querySelector('#heads input[value=dpkl]').click()")
+        browser.run("document.querySelector('#heads input[value=dpkl-calibrated]').click()")
         browser.wait("document.body.dataset.state === 'ready'")
         for width, dark in ((390, False), (390, True), (1200, True)):
             browser.look(width, dark=dark)
@@ -237,8 +239,10 @@ def test_in_a_browser_pictures_become_bars(serve, tmp_path):
         browser.run("const s = document.querySelector('#backbone'); s.selectedIndex = 1; s.onchange()")
         browser.wait("document.body.dataset.state === 'ready'")
         assert browser.run("return document.querySelector('.bar').textContent") != before
-        browser.run("document.querySelector('#saved').value = 'dpkl'")
+        browser.run("document.querySelector('#saved').value = 'dpkl-calibrated'")
         browser.run("document.querySelector('#save').click()")
-        browser.wait("document.querySelector('#status').textContent.startsWith('Saved dpkl.safetensors')")
+        browser.wait(
+            "document.querySelector('#status').textContent.startsWith('Saved dpkl-calibrated.safetensors')"
+        )
         complaints = [line for line in browser.complaints() if "status of 400" not in line]  # broken.jpg
         assert complaints == []

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from fewshot_dpkl.heads import HEADS
+from fewshot_dpkl.heads import DEFAULT_HEAD, HEADS
 from fewshot_dpkl.pictures.classifier import FewShotClassifier
 from fewshot_dpkl.pictures.decoding import PictureError
 from fewshot_dpkl.pictures.embedding import Backbone, embed, find_backbone
@@ -66,7 +66,8 @@ class Session:
 
     def about(self) -> dict[str, Any]:
         """What the page needs to know."""
-        return {"heads": list(HEADS), "backbones": self.backbones, "limits": asdict(self.limits)}
+        about = {"heads": list(HEADS), "default": DEFAULT_HEAD, "backbones": self.backbones}
+        return {**about, "limits": asdict(self.limits)}
 
     def add(self, backbone: str, content: bytes) -> dict[str, str]:
         """Turn a picture file into features; the answer is the name to ask for it by."""
