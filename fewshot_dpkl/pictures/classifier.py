@@ -289,12 +289,12 @@ def check_share(name: str, value: float | None) -> None:
 def as_list(pictures: Pictures) -> list[Picture]:
     """The pictures of a list, tuple, batch, array or Series; one picture alone is refused."""
     is_one = isinstance(pictures, (str, bytes, os.PathLike)) or not hasattr(pictures, "__len__")
+    if not is_one and not len(pictures):
+        raise ValueError("there are no pictures; give at least one")
     dimensions = getattr(pictures, "ndim", 1)
     is_paths = getattr(getattr(pictures, "dtype", None), "kind", "O") not in "biuf"
     if is_one or dimensions not in ((1,) if is_paths and not isinstance(pictures, Tensor) else (4,)):
         raise ValueError("give a list of pictures or a batch [N, H, W, 3]; for one picture a list of one")
-    if not len(pictures):
-        raise ValueError("there are no pictures; give at least one")
     return list(pictures)
 
 
