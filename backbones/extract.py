@@ -109,7 +109,7 @@ def load_backbone(name: str | os.PathLike[str], pretrained: bool = True) -> Extr
     """A trained backbone as a frozen extractor.
 
     `name` is a shipped one (`conv4-mini-imagenet`, `conv4-cub`), a file written by
-    scripts/train_backbone.py (weights or checkpoint), `torchvision:NAME` or `timm:NAME`.
+    `fewshot-dpkl train` (weights or checkpoint), `torchvision:NAME` or `timm:NAME`.
     `pretrained=False` leaves torchvision and timm models untrained, without a download.
     """
     text = str(name)
@@ -122,7 +122,7 @@ def load_backbone(name: str | os.PathLike[str], pretrained: bool = True) -> Extr
         shipped = ", ".join(sorted(file.stem for file in WEIGHTS.glob("*.safetensors"))) or "none"
         raise FileNotFoundError(
             f"no backbone {text!r}; give one that is shipped ({shipped}), a file written by "
-            "scripts/train_backbone.py, torchvision:NAME or timm:NAME"
+            "fewshot-dpkl train, torchvision:NAME or timm:NAME"
         )
     extractor = _from_file(path)
     extractor.name = text if path.parent == WEIGHTS else str(path.resolve())
@@ -132,9 +132,7 @@ def load_backbone(name: str | os.PathLike[str], pretrained: bool = True) -> Extr
 def _from_file(path: Path) -> Extractor:
     tensors, card = load_tensors(path)
     if "backbone" not in card or "preprocessing" not in card:
-        raise ValueError(
-            f"{path} has no card of a backbone; expected a file written by scripts/train_backbone.py"
-        )
+        raise ValueError(f"{path} has no card of a backbone; expected a file written by fewshot-dpkl train")
     module = build(card["backbone"])
     averaged = {name[8:]: value for name, value in tensors.items() if name.startswith("average.")}
     wanted, found = module.state_dict(), averaged or tensors

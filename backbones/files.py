@@ -31,7 +31,7 @@ def save_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], card:
 def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no file {path}; train one with scripts/train_backbone.py")
+        raise FileNotFoundError(f"no file {path}; train one with fewshot-dpkl train")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -5,59 +5,26 @@ head = DPKLHead().fit(support_features, support_labels)
 head.predict_proba(query_features)
 """
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 # `fewshot_dpkl.backbones` and `fewshot_dpkl.data` lie inside the package in a wheel, beside it in a checkout.
 if (Path(__path__[0]).parent / "pyproject.toml").exists():
     __path__.append(str(Path(__path__[0]).parent))
 
-from fewshot_dpkl.evaluation.calibration import fit_lengthscale
-from fewshot_dpkl.evaluation.episodes import EpisodeSampler
-from fewshot_dpkl.evaluation.evaluator import HeadResult, evaluate, paired_difference
-from fewshot_dpkl.evaluation.features import FeatureSet
-from fewshot_dpkl.heads import (
-    DPKL,
-    HEADS,
-    BLRHead,
-    BNNHead,
-    CalibratedDPKLHead,
-    CentroidHead,
-    CosineHead,
-    DBLRHead,
-    DPKLHead,
-    Head,
-    LogisticRegressionHead,
-    NearestNeighborHead,
-    load_head,
-    make_head,
-)
-from fewshot_dpkl.pictures.classifier import FewShotClassifier
-from fewshot_dpkl.pictures.embedding import Backbone, find_backbone
+if TYPE_CHECKING:
+    from fewshot_dpkl.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DPKL",
-    "HEADS",
-    "BLRHead",
-    "BNNHead",
-    "Backbone",
-    "CalibratedDPKLHead",
-    "CentroidHead",
-    "CosineHead",
-    "DBLRHead",
-    "DPKLHead",
-    "EpisodeSampler",
-    "FeatureSet",
-    "FewShotClassifier",
-    "Head",
-    "HeadResult",
-    "LogisticRegressionHead",
-    "NearestNeighborHead",
-    "evaluate",
-    "find_backbone",
-    "fit_lengthscale",
-    "load_head",
-    "make_head",
-    "paired_difference",
-]
+
+def __getattr__(name: str) -> Any:
+    """Public names load torch and scikit-learn; `fewshot-dpkl --help` need not wait for them."""
+    if not name.startswith("_") or name == "__all__":
+        public = import_module("fewshot_dpkl.public")
+        if name in globals():  # a room that the import has put here
+            return globals()[name]
+        if hasattr(public, name):
+            return getattr(public, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

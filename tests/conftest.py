@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fewshot_dpkl import FeatureSet
+from fewshot_dpkl.__main__ import main
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,15 +77,15 @@ class Ran:
 
 
 @pytest.fixture
-def run_script(capfd, monkeypatch) -> Callable[..., Ran]:
-    """Run scripts/NAME as the shell would, but inside this process: importing torch is slow."""
+def run_program(capfd, monkeypatch) -> Callable[..., Ran]:
+    """Call a program with arguments as the shell would, but inside this process: importing torch is slow."""
 
-    def run(name: str, *arguments: object) -> Ran:
+    def run(start: Callable[[], object], name: str, *arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         threads = torch.get_num_threads()
         capfd.readouterr()
         try:
-            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+            start()
             code = 0
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -94,6 +95,23 @@ def run_script(capfd, monkeypatch) -> Callable[..., Ran]:
         return Ran(code, out, err)
 
     return run
+
+
+@pytest.fixture
+def run_script(run_program) -> Callable[..., Ran]:
+    """Run scripts/NAME."""
+
+    def run(name: str, *arguments: object) -> Ran:
+        path = str(ROOT / "scripts" / name)
+        return run_program(lambda: runpy.run_path(path, run_name="__main__"), name, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def run_command(run_program) -> Callable[..., Ran]:
+    """Run `fewshot-dpkl NAME`."""
+    return lambda *arguments: run_program(main, "/somewhere/bin/fewshot-dpkl", *arguments)
 
 
 def assert_refused(result: Ran, *words: str) -> None:

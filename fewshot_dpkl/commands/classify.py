@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from fewshot_dpkl import HEADS, Backbone, FewShotClassifier, find_backbone, make_head
-from fewshot_dpkl.commands.cli import add_device_arguments, hint, say_passed_over, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, hint, say_passed_over, use_device
 from fewshot_dpkl.data import Found, read_query, read_support
 from fewshot_dpkl.files import user_cache
 from fewshot_dpkl.heads import DEFAULT_HEAD
@@ -36,9 +36,7 @@ WEAK = (
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--support", type=Path, metavar="DIR", help="folder with a folder of pictures per class"

@@ -1,15 +1,21 @@
-"""What every entry point shares: one-sentence errors, exit status 2, `--device` and `--threads`."""
+"""What every command shares: its parser, one-sentence errors, exit status 2, `--device` and `--threads`.
+
+A command reads `sys.argv`. Its first entry is how the command was started: `fewshot-dpkl eval`,
+`python -m fewshot_dpkl eval` or the path of a script.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 NAMED = 20  # of what was passed over, line by line; the rest is counted
 
@@ -81,6 +87,28 @@ def hint(sentence: str) -> None:
     print(f"hint: {sentence}", file=sys.stderr)
 
 
+def command_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that is named as the command was started, and shows its description as it is written."""
+    name = sys.argv[0] if is_command() else os.path.basename(sys.argv[0])
+    return argparse.ArgumentParser(
+        name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def is_command() -> bool:
+    """Whether this process was started by `fewshot-dpkl` and not as a script."""
+    return sys.argv[0].startswith(("fewshot-dpkl ", "python -m fewshot_dpkl "))
+
+
+def command_line(processes: int = 1) -> str:
+    """The line that starts this run again; `processes` are those of torchrun."""
+    program = sys.argv[0].split() if is_command() else ["python", sys.argv[0]]
+    if processes > 1:
+        program = ["-m", "fewshot_dpkl", program[-1]] if is_command() else program[1:]
+        program = ["torchrun", f"--nproc-per-node={processes}", *program]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: %(default)s)"
@@ -90,6 +118,8 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 def use_device(arguments: argparse.Namespace) -> torch.device:
     """Apply `--threads` and turn `--device` into a device that exists here."""
+    import torch  # here, so that `fewshot-dpkl --help` need not wait for it
+
     if arguments.threads < 0:
         raise ValueError(f"--threads is {arguments.threads}; give a positive number, or 0 for all cores")
     if arguments.threads:

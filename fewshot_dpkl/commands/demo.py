@@ -1,23 +1,22 @@
 """A page on this machine: drop pictures into classes, drop pictures to classify, see probabilities.
 
-    python scripts/demo_app.py
-    python scripts/demo_app.py --backbone conv4-mini-imagenet --backbone torchvision:resnet18 --port 8642
+    fewshot-dpkl demo
+    fewshot-dpkl demo --backbone conv4-mini-imagenet --backbone torchvision:resnet18 --port 8642
 
 Open the address it prints. It answers to this machine alone (127.0.0.1); pictures are turned into features in
-memory and not stored. "Save model" gives a file for scripts/classify.py --model.
+memory and not stored. "Save model" gives a file for fewshot-dpkl classify --model.
 """
 
 from __future__ import annotations
 
 import argparse
 
+from fewshot_dpkl.commands.cli import command_parser
 from fewshot_dpkl.pictures.page import Session, make_server
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--backbone",
         action="append",

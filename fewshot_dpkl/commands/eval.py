@@ -1,9 +1,9 @@
 """Evaluate few-shot heads on frozen features, all on the same episodes.
 
-    python scripts/eval_episodes.py --head dpkl
-    python scripts/eval_episodes.py --features F.npz --head nn --head dblr --head dpkl --out runs/table1
-    python scripts/eval_episodes.py --head all --sweep-shot 1 5 10 --unseen --report report.html
-    torchrun --nproc-per-node=2 scripts/eval_episodes.py --head all
+    fewshot-dpkl eval --head dpkl
+    fewshot-dpkl eval --features F.npz --head nn --head dblr --head dpkl --out runs/table1
+    fewshot-dpkl eval --head all --sweep-shot 1 5 10 --unseen --report report.html
+    torchrun --nproc-per-node=2 -m fewshot_dpkl eval --head all
 
 Prints accuracy with its 95 % interval (1.96 σ / √episodes), negative log-likelihood, calibration error and
 the difference to the first head, paired by episode; below, Brier score, accuracy on the 80 % of queries the
@@ -18,7 +18,6 @@ import csv
 import json
 import os
 import platform
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tqdm import tqdm
 
 import fewshot_dpkl
 from fewshot_dpkl import HEADS, EpisodeSampler, FeatureSet, HeadResult, evaluate, paired_difference
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_line, command_parser, use_device
 from fewshot_dpkl.evaluation.evaluator import by_class, paired_differences, process
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.evaluation.report import report
@@ -43,9 +42,7 @@ Results = dict[str, HeadResult]  # by head
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--features", type=Path, default=SHIPPED, help="features file (default: the shipped one)"
     )
@@ -243,10 +240,8 @@ def document(
         }
         for setting, found in results.items()
     }
-    world = process()[1]
-    launcher = ["python"] if world == 1 else ["torchrun", f"--nproc-per-node={world}"]
     return {
-        "command": shlex.join([*launcher, *sys.argv]),
+        "command": command_line(process()[1]),
         "settings": {**values, "head": list(results[first])},
         "versions": {
             "fewshot_dpkl": fewshot_dpkl.__version__,

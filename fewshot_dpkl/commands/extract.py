@@ -1,7 +1,7 @@
 """Turn pictures into a features file with a frozen backbone.
 
-python scripts/extract_features.py --backbone conv4-cub --dataset cub --split novel --out F.npz
-python scripts/extract_features.py --backbone torchvision:resnet18 --images DIR --out F.npz
+fewshot-dpkl extract --backbone conv4-cub --dataset cub --split novel --out F.npz
+fewshot-dpkl extract --backbone torchvision:resnet18 --images DIR --out F.npz
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 
 from fewshot_dpkl.backbones import Extractor, extract_features, load_backbone
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, use_device
 from fewshot_dpkl.data import load_pixels, open_split, spread_per_class
 from fewshot_dpkl.evaluation.features import FeatureSet
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--backbone",
         default="conv4-mini-imagenet",

@@ -4,7 +4,7 @@
     python scripts/fit_lengthscale.py --backbone torchvision:resnet18 --dataset folder:PATH   (prints only)
 
 `dpkl-calibrated` reads it from the card of the features or the backbone it is given.
-scripts/train_backbone.py does this at its end.
+fewshot-dpkl train does this at its end.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from __future__ import annotations
 import argparse
 
 from fewshot_dpkl.backbones import load_backbone
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, use_device
 from fewshot_dpkl.commands.validation import lengthscale_of, write_lengthscale
 from fewshot_dpkl.data import open_split
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--backbone", required=True, help="file of a trained backbone, or any other by name")
     parser.add_argument("--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with val/)")
     parser.add_argument("--split", default="val", help="never the one to be tested on (default: %(default)s)")

@@ -1,7 +1,7 @@
 """Compare BLR, BNN, DBLR and DPKL on a few labelled digits (appendices B.2 and C.3 of the paper).
 
-    python scripts/run_mnist.py --quick --out runs/mnist-quick
-    python scripts/run_mnist.py --models blr bnn dblr dpkl --sizes 100 200 300 400 500 600 700 800 900 1000 \\
+    fewshot-dpkl mnist --quick --out runs/mnist-quick
+    fewshot-dpkl mnist --models blr bnn dblr dpkl --sizes 100 200 300 400 500 600 700 800 900 1000 \\
         --trials 10 --seed 0 --out runs/mnist
 
 Writes results.json, results.csv, table.md and the pictures error, nll and embedding (PNG and SVG) to --out.
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, use_device
 from fewshot_dpkl.data.mnist import Mnist, read_mnist, split_digits
 from fewshot_dpkl.experiments.mnist import DEFAULT, MODELS, SETTINGS, Cell, run_cells
 from fewshot_dpkl.experiments.mnist.figures import draw, save_embedding
@@ -37,9 +37,7 @@ from fewshot_dpkl.files import atomic_path
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add("--models", nargs="+", default=list(DEFAULT), choices=MODELS, help=f"default: {' '.join(DEFAULT)}",
         metavar="MODEL")  # fmt: skip

@@ -1,7 +1,7 @@
 """Check a download of a data set, say what is missing, and decode its pictures once.
 
-python scripts/prepare_data.py --dataset mini-imagenet --source ~/Downloads/mini-imagenet
-python scripts/prepare_data.py --dataset cub              (looks in the data root)
+fewshot-dpkl prepare --dataset mini-imagenet --source ~/Downloads/mini-imagenet
+fewshot-dpkl prepare --dataset cub              (looks in the data root)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fewshot_dpkl.commands.cli import command_parser
 from fewshot_dpkl.data import (
     CLASSES,
     SPLITS,
@@ -22,9 +23,7 @@ from fewshot_dpkl.data import (
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--dataset", required=True, choices=sorted(CLASSES))
     parser.add_argument(
         "--source", type=Path, help="folder or zip file of the download (default: in the data root)"
@@ -50,4 +49,4 @@ def main() -> None:
         print(f"{split.dataset} {split.split}: {len(split.class_names)} classes, {len(split)} pictures")
     place = data_root(arguments.data_root) / arguments.dataset
     if arguments.source and not place.exists():
-        print(f"all is there; move or link it to {place}, where the other scripts look for it")
+        print(f"all is there; move or link it to {place}, where the other commands look for it")

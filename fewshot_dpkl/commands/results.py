@@ -1,7 +1,7 @@
 """Print the tables and figures of RESULTS.md: every head, mini-ImageNet, CUB, and from one to the other.
 
-    python scripts/make_results.py --work runs/results --out RESULTS.md
-    python scripts/make_results.py --work runs/quick --episodes 20 --out /tmp/RESULTS.md
+    fewshot-dpkl results --work runs/results --out RESULTS.md
+    fewshot-dpkl results --work runs/quick --episodes 20 --out /tmp/RESULTS.md
 
 Extracts the features of the novel classes with the shipped backbones, runs every head on the same episodes
 and keeps each finished run in --work, so that a second call goes on where the first one stopped.
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from fewshot_dpkl import EpisodeSampler, FeatureSet, evaluate
 from fewshot_dpkl.backbones import extract_features, load_backbone
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, use_device
 from fewshot_dpkl.data import load_pixels, open_split
 from fewshot_dpkl.experiments.results_page import Cell, cells, draw, page
 from fewshot_dpkl.files import atomic_path
@@ -34,9 +34,7 @@ TASKS = {  # title: backbone, data set
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for features and finished runs")
     parser.add_argument("--out", type=Path, default=Path("RESULTS.md"), help="(default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=600)
@@ -61,7 +59,7 @@ def main() -> None:
         figures.relative_to(arguments.out.parent),
         episodes=arguments.episodes,
         seed=arguments.seed,
-        command=f"python scripts/make_results.py --work runs/results --episodes {arguments.episodes} "
+        command=f"fewshot-dpkl results --work runs/results --episodes {arguments.episodes} "
         f"--seed {arguments.seed}",
     )
     with atomic_path(arguments.out) as temporary:

@@ -1,15 +1,13 @@
 """Train a backbone on the base classes of a data set and write its weights with a card.
 
-python scripts/train_backbone.py --dataset mini-imagenet --epochs 20 --out conv4.safetensors
-torchrun --nproc-per-node=2 scripts/train_backbone.py --dataset cub --epochs 80 --out cub.safetensors
+fewshot-dpkl train --dataset mini-imagenet --epochs 20 --out conv4.safetensors
+torchrun --nproc-per-node=2 -m fewshot_dpkl train --dataset cub --epochs 80 --out cub.safetensors
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,13 @@ from fewshot_dpkl.backbones.files import load_tensors
 from fewshot_dpkl.backbones.models import ARCHITECTURES, build, centre_crop
 from fewshot_dpkl.backbones.recipe import OPTIMIZERS, Recipe, Stage
 from fewshot_dpkl.backbones.train import class_means, train
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_line, command_parser, use_device
 from fewshot_dpkl.commands.validation import lengthscale_of, make_validate, write_lengthscale
 from fewshot_dpkl.data import load_pixels, open_split
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with base/ and val/)"
     )
@@ -175,7 +171,7 @@ def main() -> None:
         "preprocessing": {"resize": resize, "crop": crop, "mirror": True},
         "seed": arguments.seed,
         "start": history,
-        "command": shlex.join(["python", "scripts/train_backbone.py", *sys.argv[1:]]),
+        "command": command_line(int(os.environ.get("WORLD_SIZE", "1"))),
         "torch": torch.__version__,
     }
     card = train(

@@ -1,9 +1,9 @@
 """Compare GP, DKL and DPKL, and their semi-supervised forms, on small regression sets (section 4).
 
-    python scripts/run_uci.py --datasets skillcraft parkinsons elevators \\
+    fewshot-dpkl uci --datasets skillcraft parkinsons elevators \\
         --models gp ssgp dkl ssdkl dpkl ssdpkl --sizes 50 100 200 300 400 500 --trials 10 \\
         --unlabeled 10000 --seed 0 --out runs/uci
-    python scripts/run_uci.py --datasets my.csv:price --models dkl dpkl --sizes 100 --out runs/mine
+    fewshot-dpkl uci --datasets my.csv:price --models dkl dpkl --sizes 100 --out runs/mine
 
 Writes results.json, results.csv, table.md and the figures rmse, nll and embeddings (PNG and SVG) to --out.
 Every finished (data set, model, size) is saved at once: the same command again goes on where it stopped.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fewshot_dpkl.commands.cli import add_device_arguments, use_device
+from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, use_device
 from fewshot_dpkl.data.uci import ARRAYS, SOURCES, read_uci, split_trials
 from fewshot_dpkl.experiments.uci.figures import draw
 from fewshot_dpkl.experiments.uci.sweep import MODELS, Cell, Results, run_cells
@@ -30,9 +30,7 @@ from fewshot_dpkl.files import atomic_path
 
 def parse() -> argparse.Namespace:
     sources = "".join(f"  {name:11s} {source}\n" for name, source in SOURCES.items())
-    parser = argparse.ArgumentParser(
-        description=f"{__doc__}{sources}{ARRAYS}.", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(f"{__doc__}{sources}{ARRAYS}.")
     add = parser.add_argument
     add(
         "--datasets",

@@ -90,7 +90,7 @@ class FeatureSet:
         """
         if not os.path.isfile(path):
             raise FileNotFoundError(
-                f"there is no features file at {path}; write one with scripts/extract_features.py"
+                f"there is no features file at {path}; write one with fewshot-dpkl extract"
             )
         readers = {
             ".npz": _read_npz,

@@ -41,7 +41,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     Args:
         backbone: a name (`conv4-mini-imagenet`, `torchvision:NAME`, `timm:NAME`, a file written by
-            scripts/train_backbone.py) or any `Backbone`, for instance `backbones.Extractor(module, ...)`.
+            `fewshot-dpkl train`) or any `Backbone`, for instance `backbones.Extractor(module, ...)`.
         head: the name of a head, or a head.
         cache: folder that keeps the features of picture files, by content and backbone (default: no cache).
         device: where the backbone runs (default: where it is; the CPU for a name).
@@ -239,7 +239,8 @@ def _read_description(path: str | os.PathLike[str]) -> dict[str, str]:
         found = [description[key] for key in ("version", "preparation", "backbone", "identity", "checksum")]
     except (SafetensorError, KeyError, TypeError, ValueError):
         raise ValueError(
-            f"{path} is not a saved classifier; write one with classifier.save(path) or classify.py --save"
+            f"{path} is not a saved classifier; write one with classifier.save(path) or "
+            "fewshot-dpkl classify --save"
         ) from None
     if found[:2] != [FORMAT_VERSION, PREPARATION]:
         raise ValueError(

@@ -137,7 +137,7 @@ def test_two_processes_give_the_result_of_one(features, run_script, tmp_path):
     ("arguments", "words"),
     [
         (["--head", "svm"], ["no head 'svm'", "choose from nn"]),
-        (["--features", "nowhere.npz"], ["no features file at nowhere.npz", "extract_features.py"]),
+        (["--features", "nowhere.npz"], ["no features file at nowhere.npz", "fewshot-dpkl extract"]),
         (["--query", "26"], ["has 30 examples", "takes 31"]),
         (["--way", "9"], ["hold 8", "lower way"]),
         (["--episodes", "0"], ["episodes is 0"]),
@@ -173,4 +173,4 @@ def test_nan_and_one_class_features_are_refused(run_script, tmp_path):
 def test_help_explains_itself_with_an_example(run_script):
     result = run_script("eval_episodes.py", "--help")
     assert result.returncode == 0
-    assert "python scripts/eval_episodes.py --head dpkl" in result.stdout
+    assert "fewshot-dpkl eval --head dpkl" in result.stdout

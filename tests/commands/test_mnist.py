@@ -79,7 +79,7 @@ def test_no_data_and_no_network_is_one_sentence(tmp_path, run_script, monkeypatc
 
 def test_help_names_every_model(run_script):
     shown = run_script("run_mnist.py", "--help").stdout
-    assert "python scripts/run_mnist.py --models blr bnn dblr dpkl" in shown
+    assert "fewshot-dpkl mnist --models blr bnn dblr dpkl" in shown
     for model in MODELS:
         assert model in shown
 

@@ -228,7 +228,7 @@ def test_the_script_refuses_in_one_sentence(folder, script):
 
 def test_help_shows_an_example_and_the_sources(script):
     shown = script("--help").stdout
-    assert "python scripts/run_uci.py --datasets" in shown
+    assert "fewshot-dpkl uci --datasets" in shown
     for name in SOURCES:
         assert name in shown
 
