@@ -1,8 +1,8 @@
 """Classify pictures of your own from a few examples per class.
 
-    python scripts/classify.py --support birds/ --query new/ --head dpkl-calibrated --head nn
-    python scripts/classify.py --support birds/ --backbone torchvision:resnet18 --save birds.safetensors
-    python scripts/classify.py --model birds.safetensors --query photo.jpg --unknown 0.05 --out answers.csv
+    fewshot-dpkl classify --support birds/ --query new/ --head dpkl-calibrated --head nn
+    fewshot-dpkl classify --support birds/ --backbone torchvision:resnet18 --save birds.safetensors
+    fewshot-dpkl classify --model birds.safetensors --query photo.jpg --unknown 0.05 --out answers.csv
 
 The support folder holds one folder of pictures per class: birds/<class>/*.jpg. Where the query folder has
 folders named after classes, accuracy is printed too. A file that cannot be read is named and passed over; a
