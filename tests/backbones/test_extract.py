@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.transforms.functional import resized_crop
 
 from fewshot_dpkl.backbones import Extractor, build, centre_crop, extract_features, load_backbone
+from fewshot_dpkl.backbones.augment import normalise
 from fewshot_dpkl.backbones.extract import WEIGHTS, without_classifier
 from fewshot_dpkl.backbones.files import load_tensors, save_tensors
 
@@ -76,6 +78,23 @@ def test_mirrored_features_are_the_mean_over_a_picture_and_its_mirror_image(tmp_
     path = tmp_path / "w.safetensors"
     save_tensors(path, model.state_dict(), {**CARD, "preprocessing": both.preprocessing})
     assert load_backbone(path).mirror
+
+
+def test_corners_have_half_of_the_weight_as_torchvision_cuts_them(tmp_path):
+    model, x = trained(), pixels(3, 84)
+    whole, corners = Extractor(model, 84, 84, mirror=True), Extractor(model, 84, 84, mirror=True, corners=0.8)
+    picture, looks = normalise(torch.from_numpy(x)), []
+    for top, left in ((0, 0), (0, 17), (17, 0), (17, 17)):  # 0.8 · 84 is 67
+        cut = resized_crop(picture, top, left, 67, 67, [84, 84], antialias=False)
+        looks += [model(cut), model(cut.flip(3))]
+    expected = extract_features(whole, x) / 2 + torch.stack(looks).mean(0).detach().numpy() / 2
+    np.testing.assert_allclose(extract_features(corners, x), expected, atol=1e-4)
+    assert whole.identity != corners.identity
+    path = tmp_path / "w.safetensors"
+    save_tensors(path, model.state_dict(), {**CARD, "preprocessing": corners.preprocessing})
+    assert load_backbone(path).corners == 0.8
+    with pytest.raises(ValueError, match=r"corners is 1\.5; expected a share"):
+        Extractor(model, 84, 84, corners=1.5)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in WEIGHTS.glob("*.safetensors")))
