@@ -6,19 +6,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHARED = {"files", "parallel"}  # used by all
+SHARED = {"files", "parallel", "schema"}  # used by all
 ALLOWED = {  # room: the rooms that it may import from, besides itself
     "kernels": set(),
     "particles": set(),
     "files": set(),
     "parallel": set(),
+    "schema": set(),
     "heads": {"kernels", "particles", *SHARED},
     "regression": {"kernels", "particles", *SHARED},
     "evaluation": {"heads", *SHARED},
     "pictures": {"heads", *SHARED},
     "experiments": {"kernels", "heads", "regression", "evaluation", *SHARED},
-    "data": {"files", "pictures"},  # a picture is decoded in one place
-    "backbones": set(),
+    "data": {"files", "schema", "pictures"},  # a picture is decoded in one place
+    "backbones": {"schema"},  # a file is checked in one place, too
 }
 
 

@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fewshot_dpkl.heads.base import Head, make, read_head
+from fewshot_dpkl.heads.base import Head, make
 from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead
 from fewshot_dpkl.heads.calibrated import CalibratedDPKLHead
 from fewshot_dpkl.heads.cosine import CosineHead
 from fewshot_dpkl.heads.dpkl import DBLRHead, DPKLHead
 from fewshot_dpkl.heads.logistic import LogisticRegressionHead
 from fewshot_dpkl.heads.nearest import CentroidHead, NearestNeighborHead
+from fewshot_dpkl.heads.saved import read_head
 
 HEADS: dict[str, type[Head]] = {
     head.name: head

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,17 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from fewshot_dpkl.files import atomic_path
-
-FORMAT_VERSION = 1
+from fewshot_dpkl.heads.saved import write_head
 
 State = dict[str, Tensor]
 """What a head has learnt, each tensor with the episodes first: `[E, ...]`."""
@@ -125,43 +120,7 @@ class Head(ClassifierMixin, BaseEstimator):
         `metadata` is kept beside the head's own description.
         """
         check_is_fitted(self, "state_")
-        description = {
-            "version": FORMAT_VERSION,
-            "head": self.name,
-            "parameters": {key: value for key, value in self.get_params().items() if key != "random_state"},
-            "classes": self.classes_.tolist(),
-            "classes_dtype": self.classes_.dtype.str if self.classes_.dtype != object else "O",
-            "order": self._order.tolist(),
-            "n_features": self.n_features_in_,
-        }
-        tensors = {key: value.cpu() for key, value in self.state_.items()}
-        with atomic_path(path) as temporary:
-            save_file(
-                tensors, temporary, metadata={**(metadata or {}), "fewshot_dpkl": json.dumps(description)}
-            )
-
-
-def read_head(path: str | os.PathLike[str], heads: dict[str, type[Head]]) -> Head:
-    """The head that `Head.save` wrote to `path`; `heads` maps names to classes."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no saved head at {path}; write one with head.save(path)")
-    try:
-        with safe_open(path, framework="pt") as file:
-            description = json.loads((file.metadata() or {})["fewshot_dpkl"])
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, KeyError, json.JSONDecodeError):
-        raise ValueError(f"{path} is not a saved head; write one with head.save(path)") from None
-    if description.get("version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has head format {description.get('version')}, this version of fewshot-dpkl reads "
-            f"format {FORMAT_VERSION}; fit and save the head again"
-        )
-    head = make(description["head"], heads, description["parameters"])
-    head.classes_ = np.array(description["classes"], dtype=description["classes_dtype"])
-    head._order = np.array(description["order"])
-    head.n_features_in_ = description["n_features"]
-    head.state_ = state
-    return head
+        write_head(self, path, metadata or {})
 
 
 def make(name: str, heads: dict[str, type[Head]], parameters: dict[str, Any]) -> Head:

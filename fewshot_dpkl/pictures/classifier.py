@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import warnings
@@ -12,17 +11,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from safetensors import SafetensorError, safe_open
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fewshot_dpkl.heads import DEFAULT_HEAD, Head, head_for, load_head, make_head
+from fewshot_dpkl.heads.saved import description as head_description
 from fewshot_dpkl.pictures.answers import NONE_OF_THESE, NOT_SURE
 from fewshot_dpkl.pictures.decoding import Picture, PictureError
 from fewshot_dpkl.pictures.embedding import PREPARATION, Backbone, embed, find_backbone
+from fewshot_dpkl.schema import Source, seal
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KEY = "fewshot_dpkl_classifier"
 
 Pictures = Sequence[Picture] | np.ndarray | Tensor
@@ -193,8 +193,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             "backbone": self.backbone_.name,
             "identity": self.backbone_.identity,
             "preprocessing": self.backbone_.preprocessing,
-            "checksum": _checksum(self.head_),
         }
+        description["checksum"] = _checksum(description, self.head_)
         self.head_.save(path, {KEY: json.dumps(description)})
 
     @classmethod
@@ -222,53 +222,38 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
                 f"but {found.name} is another one here ({found.identity}: other weights or preprocessing); "
                 "give the backbone it was fitted with, or fit and save it again"
             )
-        head = _load_head(path, description["checksum"])
+        head = load_head(path)
+        if _checksum(description, head) != description["checksum"]:
+            raise ValueError(f"{path} is damaged (its checksum does not fit its contents); save it again")
         classifier = cls(found, head.name, cache)
         classifier.backbone_, classifier.head_, classifier.classes_ = found, head, head.classes_
         return classifier
 
 
-def _read_description(path: str | os.PathLike[str]) -> dict[str, str]:
+def _read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise FileNotFoundError(
             f"there is no saved classifier at {path}; write one with classifier.save(path)"
         )
-    try:
-        with safe_open(path, framework="pt") as file:
-            description: dict[str, str] = json.loads((file.metadata() or {})[KEY])
-        found = [description[key] for key in ("version", "preparation", "backbone", "identity", "checksum")]
-    except (SafetensorError, KeyError, TypeError, ValueError):
+    source = Source(path, "saved classifier", "write one with classifier.save(path)")
+    _, metadata = source.safetensors()
+    if KEY not in metadata:
+        source.no_such_kind()
+    description = source.parse(metadata[KEY])
+    found = description.get("version"), description.get("preparation")
+    if found != (FORMAT_VERSION, PREPARATION):
         raise ValueError(
-            f"{path} is not a saved classifier; write one with classifier.save(path) or "
-            "fewshot-dpkl classify --save"
-        ) from None
-    if found[:2] != [FORMAT_VERSION, PREPARATION]:
-        raise ValueError(
-            f"{path} has classifier format {found[0]}.{found[1]}, this version of fewshot-dpkl reads format "
-            f"{FORMAT_VERSION}.{PREPARATION}; fit and save it again"
+            f"{path} has classifier format {found[0]!s:.20}.{found[1]!s:.20}, this version of fewshot-dpkl "
+            f"reads format {FORMAT_VERSION}.{PREPARATION}; fit and save it again"
         )
+    source.fields(description, {"backbone": str, "identity": str, "preprocessing": dict, "checksum": str})
     return description
 
 
-def _load_head(path: str | os.PathLike[str], checksum: str) -> Head:
-    try:
-        head = load_head(path)
-    except (KeyError, TypeError, AttributeError):
-        head = None
-    if head is None or _checksum(head) != checksum:
-        raise ValueError(f"{path} is damaged (its checksum does not fit its contents); save it again")
-    return head
-
-
-def _checksum(head: Head) -> str:
-    """A short hash of all that a fitted head consists of."""
-    parameters = {key: value for key, value in head.get_params().items() if key != "random_state"}
-    about = [head.name, parameters, head.classes_.tolist(), head._order.tolist(), head.n_features_in_]
-    digest = hashlib.sha256(json.dumps(about).encode())
-    for name, tensor in sorted(head.state_.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+def _checksum(description: dict[str, Any], head: Head) -> str:
+    """A short hash of all that a fitted classifier consists of."""
+    described = json.loads(json.dumps({**description, "head": head_description(head)["checksum"]}))
+    return seal(described, {})
 
 
 def unfamiliarity(head: Head, X: np.ndarray) -> np.ndarray:

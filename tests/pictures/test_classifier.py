@@ -204,7 +204,7 @@ def test_other_backbones_versions_and_files_are_refused(task, tmp_path):
     changed = json.dumps({**json.loads(metadata[KEY]), "version": 9})
     save_file(load_file(path), tmp_path / "new.safetensors", metadata={**metadata, KEY: changed})
     with pytest.raises(
-        ValueError, match=r"has classifier format 9\.1, this version of fewshot-dpkl reads format 1\.1"
+        ValueError, match=r"has classifier format 9\.1, this version of fewshot-dpkl reads format 2\.1"
     ):
         FewShotClassifier.load(tmp_path / "new.safetensors", tiny())
     NearestNeighborHead().fit(np.eye(2), [0, 1]).save(tmp_path / "head.safetensors")
