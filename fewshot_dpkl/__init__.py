@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # `fewshot_dpkl.backbones` and `fewshot_dpkl.data` lie inside the package in a wheel, beside it in a checkout.
-if (Path(__path__[0]).parent / "pyproject.toml").exists():
+if not (Path(__path__[0]) / "backbones").exists():
     __path__.append(str(Path(__path__[0]).parent))
 
 if TYPE_CHECKING:
