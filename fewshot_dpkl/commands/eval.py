@@ -2,6 +2,7 @@
 
     fewshot-dpkl eval --head dpkl
     fewshot-dpkl eval --features F.npz --head nn --head dblr --head dpkl --out runs/table1
+    fewshot-dpkl eval --head dpkl --head my_module:MyHead --head sklearn.linear_model:LogisticRegression
     fewshot-dpkl eval --head all --sweep-shot 1 5 10 --unseen --report report.html
     torchrun --nproc-per-node=2 -m fewshot_dpkl eval --head all
 
@@ -34,8 +35,9 @@ from fewshot_dpkl.commands.cli import add_device_arguments, command_line, comman
 from fewshot_dpkl.evaluation.evaluator import by_class, paired_differences, process
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.evaluation.report import report
+from fewshot_dpkl.evaluation.tables import FORMATS
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.heads import head_for
+from fewshot_dpkl.heads import find_heads, head_for
 
 Setting = tuple[int, int]  # way, shot
 Results = dict[str, HeadResult]  # by head
@@ -51,7 +53,8 @@ def parse() -> argparse.Namespace:
         action="append",
         metavar="NAME",
         help=f"one of: {', '.join(HEADS)}; can be repeated; or all, which leaves out bnn: it trains in all "
-        "feature dimensions, many times slower than the others",
+        "feature dimensions, many times slower than the others; or package.module:Name for a head of your "
+        "own or any scikit-learn classifier with predict_proba",
     )
     parser.add_argument("--episodes", type=int, default=600, help="number of episodes (default: %(default)s)")
     parser.add_argument("--way", type=int, default=5, help="classes per episode (default: %(default)s)")
@@ -73,6 +76,9 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="also ask queries of a class outside the episode; AUROC of the top probability",
     )
+    parser.add_argument(
+        "--table", choices=FORMATS, default="plain", help="how tables are printed (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="folder for results.json and episodes.csv")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="one page that shows it all")
     parser.add_argument(
@@ -88,7 +94,10 @@ def main() -> None:
     names = list(dict.fromkeys(arguments.head or ["dpkl"]))
     names = [name for name in HEADS if name != "bnn"] if "all" in names else names
     features = FeatureSet.load(arguments.features)
-    heads = {name: head_for(name, features.card.get("backbone")) for name in names}
+    heads = {
+        name: head_for(name, features.card.get("backbone")) if name in HEADS else head
+        for name, head in find_heads(names, HEADS)
+    }
     samplers = {
         (way, shot): EpisodeSampler(features, way=way, shot=shot, query=arguments.query, seed=arguments.seed)
         for way, shot in settings(arguments)
@@ -186,22 +195,18 @@ def text(setting: Setting, results: Results, arguments: argparse.Namespace) -> s
         if unseen:
             row.append(f"{figures['unseen_auroc']:.3f} ± {figures['unseen_auroc_ci95']:.3f}")
         more.append(row)
-    heading = [f"{setting[0]}-way {setting[1]}-shot"] if sweeps(arguments) else []
-    note = [f"no class is left unseen in {setting[0]}-way tasks"] if arguments.unseen and not unseen else []
-    return "\n".join([*heading, aligned(main), "", aligned(more), *note])
+    table, comment = FORMATS[arguments.table], "% " * (arguments.table == "latex")
+    lines = [table(main), "", table(more)]
+    if sweeps(arguments):
+        space = [""] * (arguments.table == "markdown")
+        lines = [f"{comment}{setting[0]}-way {setting[1]}-shot", *space, *lines]
+    if arguments.unseen and not unseen:
+        lines.append(f"{comment}no class is left unseen in {setting[0]}-way tasks")
+    return "\n".join(lines)
 
 
 def percent(value: float, interval: float, sign: str = "") -> str:
     return f"{100 * value:{sign}.2f} ± {100 * interval:.2f}"
-
-
-def aligned(rows: list[list[str]]) -> str:
-    """Rows as lines: the first column to the left, the others to the right of their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    )
-    return "\n".join(lines)
 
 
 def write(

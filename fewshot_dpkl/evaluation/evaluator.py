@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ from torch import Tensor
 from fewshot_dpkl.evaluation.episodes import Episodes, EpisodeSampler
 from fewshot_dpkl.evaluation.features import FeatureSet
 from fewshot_dpkl.evaluation.metrics import Scores, expected_calibration_error, mean_interval, score
-from fewshot_dpkl.heads import Head
+from fewshot_dpkl.heads import Head, as_head
 from fewshot_dpkl.parallel import cores, on_every_core
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
 class HeadResult:
-    """What one head did, episode by episode; the figures are defined in `fewshot_dpkl/metrics.py`.
+    """What one head did, episode by episode; the figures are defined in `evaluation/metrics.py`.
 
     Attributes:
         accuracy: `[episodes]` share of right answers.
@@ -74,6 +77,14 @@ class HeadResult:
             "episodes": len(self.accuracy),
             "reliability": dict(bins),
         }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The figures of every episode as a pandas DataFrame: a row for each, a column for each figure."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_frame needs pandas; pip install 'fewshot-dpkl[pandas]'") from None
+        return pandas.DataFrame(self.per_episode).rename_axis("episode")
 
 
 def paired_difference(result: HeadResult, other: HeadResult, figure: str = "accuracy") -> tuple[float, float]:
@@ -126,7 +137,7 @@ def by_class(
 
 
 def evaluate(
-    heads: Mapping[str, Head],
+    heads: Mapping[str, Any],
     features: FeatureSet,
     sampler: EpisodeSampler,
     episodes: int = 600,
@@ -142,6 +153,8 @@ def evaluate(
     result does not depend on `batch_episodes`, threads or processes, up to float rounding.
 
     Args:
+        heads: by name; a `Head` each, or a scikit-learn classifier with `predict_proba`, of which every
+            episode gets a clone, seeded by the episode's seed.
         batch_episodes: how many episodes are trained together (default: as many as suit the head).
         unseen: also ask, in every episode, as many queries as per class of a class that is not in its
             support set. Nothing else changes by it.
@@ -156,7 +169,7 @@ def evaluate(
     share = np.arange(rank, episodes, world)
     workers = cores() if table.device.type == "cpu" else 1
     results = {}
-    for name, head in heads.items():
+    for name, head in {name: as_head(given, name) for name, given in heads.items()}.items():
         start = time.perf_counter()
         at_once = batch_episodes or head.episodes_at_once
         batches = sampler.batches(share, min(at_once, max(1, -(-len(share) // workers))), unseen=unseen)

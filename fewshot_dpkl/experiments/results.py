@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fewshot_dpkl.evaluation.tables import markdown
 from fewshot_dpkl.files import atomic_path
 
 
@@ -114,16 +115,16 @@ class Results:
 
         `headings` and `formats` (of a number, such as `.2f`) are those of the metrics.
         """
-        lines = [f"| n | model | {' | '.join(headings)} |", "|---|---" + "|---" * len(headings) + "|"]
+        rows = [["n", "model", *headings]]
         for size in self.found_sizes:
             for model in self.found_models:
                 cells = [self.values(model, size, metric) for metric in self.metrics]
                 if len(cells[0]):
-                    figures = [
+                    figures = (
                         f"{c.mean():{f}} ± {deviation(c):{f}}" for c, f in zip(cells, formats, strict=True)
-                    ]
-                    lines.append(f"| {size} | {model} | {' | '.join(figures)} |")
-        return "\n".join(lines)
+                    )
+                    rows.append([str(size), model, *figures])
+        return markdown(rows)
 
     def paired(self, first: str, second: str, size: int, metric: str) -> np.ndarray | None:
         """`first` minus `second`, trial by trial; None unless both were run."""

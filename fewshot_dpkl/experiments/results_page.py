@@ -11,6 +11,7 @@ import numpy as np
 
 from fewshot_dpkl.evaluation.figures import plt, save_figure
 from fewshot_dpkl.evaluation.metrics import mean_interval
+from fewshot_dpkl.evaluation.tables import markdown
 from fewshot_dpkl.heads import HEADS
 
 PAPER = {  # table 1: task, head
@@ -68,16 +69,16 @@ def page(
     for shot in (5, 1):
         lines += ["", f"## 5-way {shot}-shot"]
         for task, description in tasks.items():
-            lines += ["", f"**{task}** ({description})", "", *main_table(results, task, shot)]
+            lines += ["", f"**{task}** ({description})", "", main_table(results, task, shot)]
         lines += [
             "",
             "Accuracy against the rivals, paired by episode, and who has the best probabilities:",
             "",
         ]
-        lines += rival_table(results, list(tasks), shot)
+        lines.append(rival_table(results, list(tasks), shot))
     lines += ["", "## Shots and ways", "", "Accuracy / NLL / ECE."]
     for task in tasks:
-        lines += ["", f"**{task}**", "", *sweep_table(results, task)]
+        lines += ["", f"**{task}**", "", sweep_table(results, task)]
     lines += ["", f"![Reliability]({figures}/reliability.png)", "", f"![Shots]({figures}/shots.png)", ""]
     return "\n".join(lines)
 
@@ -89,7 +90,7 @@ def difference(results: Results, cell: Cell, other: Cell) -> str:
     return f"{100 * gain:+.2f} ± {100 * interval:.2f}"
 
 
-def main_table(results: Results, task: str, shot: int) -> list[str]:
+def main_table(results: Results, task: str, shot: int) -> str:
     """One row per head; the difference to 1-NN is paired by episode."""
     paper = PAPER.get(task, {}) if shot == 5 else {}
     columns = ["head", "accuracy", "over 1-NN", "NLL", "ECE", "Brier", "at 80 %", "entropy right / wrong"]
@@ -105,10 +106,10 @@ def main_table(results: Results, task: str, shot: int) -> list[str]:
         row += [f"{found['entropy_right']:.2f} / {found['entropy_wrong']:.2f}"]
         row += [f"{found['unseen_auroc']:.3f}"] + [paper.get(head, "")] * bool(paper)
         rows.append(row)
-    return markdown(columns, rows)
+    return markdown([columns, *rows])
 
 
-def rival_table(results: Results, tasks: Sequence[str], shot: int) -> list[str]:
+def rival_table(results: Results, tasks: Sequence[str], shot: int) -> str:
     """DPKL against 1-NN and DBLR, the calibrated preset against the best of the others."""
     rows = []
     for task in tasks:
@@ -122,10 +123,11 @@ def rival_table(results: Results, tasks: Sequence[str], shot: int) -> list[str]:
             row += [", ".join(f"{head} {results[of_head[head]][figure]:.3f}" for head in first)]
         rows.append(row)
     of_calibrated = "dpkl-calibrated − the most accurate other"
-    return markdown(["", "dpkl − nn", "dpkl − dblr", of_calibrated, "two best NLL", "two best ECE"], rows)
+    columns = ["", "dpkl − nn", "dpkl − dblr", of_calibrated, "two best NLL", "two best ECE"]
+    return markdown([columns, *rows])
 
 
-def sweep_table(results: Results, task: str) -> list[str]:
+def sweep_table(results: Results, task: str) -> str:
     settings = [(5, shot) for shot in SHOTS] + [(way, 5) for way in WAYS[1:]]
     rows = []
     for head in FAST:
@@ -133,12 +135,7 @@ def sweep_table(results: Results, task: str) -> list[str]:
         rows.append(
             [head, *(f"{100 * one['accuracy']:.1f} / {one['nll']:.2f} / {one['ece']:.3f}" for one in found)]
         )
-    return markdown(["head", *(f"{way}-way {shot}-shot" for way, shot in settings)], rows)
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
-    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
+    return markdown([["head", *(f"{way}-way {shot}-shot" for way, shot in settings)], *rows])
 
 
 def draw(results: Results, tasks: Sequence[str], folder: Path) -> None:

@@ -13,6 +13,7 @@ from fewshot_dpkl.heads.cosine import CosineHead
 from fewshot_dpkl.heads.dpkl import DBLRHead, DPKLHead
 from fewshot_dpkl.heads.logistic import LogisticRegressionHead
 from fewshot_dpkl.heads.nearest import CentroidHead, NearestNeighborHead
+from fewshot_dpkl.heads.own import as_head, find_class, find_heads, named_class
 from fewshot_dpkl.heads.saved import read_head
 
 HEADS: dict[str, type[Head]] = {
@@ -43,8 +44,12 @@ def DPKL(preset: str = "paper", **parameters: Any) -> Head:
 
 
 def make_head(name: str, **parameters: Any) -> Head:
-    """A new head by its name: `make_head("dpkl", kernel="exact")`."""
-    return make(name, HEADS, parameters)
+    """A new head by its name: `make_head("dpkl", kernel="exact")`.
+
+    Beside those of `HEADS`: names that installed packages offer by entry points of the group
+    `fewshot_dpkl.heads`, and import paths `package.module:Name`.
+    """
+    return make(name, find_class(name, HEADS), parameters)
 
 
 def head_for(name: str, backbone_card: Any) -> Head:
@@ -55,7 +60,7 @@ def head_for(name: str, backbone_card: Any) -> Head:
 
 def load_head(path: str | os.PathLike[str]) -> Head:
     """Read a fitted head written by `head.save(path)`."""
-    return read_head(path, HEADS)
+    return read_head(path, lambda name: named_class(name, HEADS))
 
 
 __all__ = [
@@ -71,6 +76,8 @@ __all__ = [
     "Head",
     "LogisticRegressionHead",
     "NearestNeighborHead",
+    "as_head",
+    "find_heads",
     "head_for",
     "load_head",
     "make_head",

@@ -123,17 +123,17 @@ class Head(ClassifierMixin, BaseEstimator):
         write_head(self, path, metadata or {})
 
 
-def make(name: str, heads: dict[str, type[Head]], parameters: dict[str, Any]) -> Head:
-    """A new head by name, with a sentence for unknown names and parameters."""
-    if name not in heads:
-        raise ValueError(f"there is no head {name!r}; choose from {', '.join(heads)}")
-    known = inspect.signature(heads[name]).parameters
+def make(name: str, made_by: Any, parameters: dict[str, Any]) -> Head:
+    """A new head of the class `made_by`, with a sentence for unknown parameters and other classes."""
+    if not (isinstance(made_by, type) and issubclass(made_by, Head)):
+        raise ValueError(f"{name} is no fewshot_dpkl.Head; fit it by itself, or give it to evaluate()")
+    known = inspect.signature(made_by).parameters
     for parameter in parameters:
         if parameter not in known:
             raise ValueError(
                 f"head {name!r} has no parameter {parameter!r}; it takes {', '.join(known) or 'none'}"
             )
-    return heads[name](**parameters)
+    return made_by(**parameters)
 
 
 def unit(x: Tensor) -> Tensor:

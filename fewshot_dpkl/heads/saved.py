@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,8 +56,8 @@ def description(head: Head) -> dict[str, Any]:
     return {**document, "checksum": seal(document, head.state_)}
 
 
-def read_head(path: str | os.PathLike[str], heads: Mapping[str, type[Head]]) -> Head:
-    """The head that `write_head` wrote to `path`; `heads` maps names to classes."""
+def read_head(path: str | os.PathLike[str], find: Callable[[str], type[Head] | None]) -> Head:
+    """The head that `write_head` wrote to `path`; `find` gives the class of a name, if there is one."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no saved head at {path}; write one with head.save(path)")
     source = Source(path, "saved head", "write one with head.save(path)")
@@ -71,9 +71,9 @@ def read_head(path: str | os.PathLike[str], heads: Mapping[str, type[Head]]) -> 
             f"format {FORMAT_VERSION}; fit and save the head again"
         )
     source.fields(header, HEADER)
-    if header["head"] not in heads:
+    kind = find(header["head"])
+    if kind is None:
         source.refuse(f"holds a head {header['head']!r:.60}, but there is no head of that name")
-    kind = heads[header["head"]]
     names = inspect.signature(kind).parameters
     head = kind(**source.parameters(kind, header["parameters"], names))
     head.classes_ = source.labels(header["classes"], header["classes_dtype"])

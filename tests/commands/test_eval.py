@@ -156,6 +156,72 @@ def test_bad_arguments_are_one_sentence(features, arguments, words, run_script, 
     assert not (tmp_path / "run").exists()
 
 
+OWN = """import torch
+from fewshot_dpkl import Head
+
+
+class NearestMean(Head):
+    \"\"\"Softmax of minus the squared distance to the class means.\"\"\"
+
+    name = "nearest-mean"
+
+    def __init__(self, sharpness=0.5):
+        self.sharpness = sharpness
+
+    def fit_episodes(self, support, labels, seeds):
+        members = torch.nn.functional.one_hot(labels).to(support)  # E n C
+        return {"means": members.mT @ support / members.sum(1)[..., None]}  # E C D
+
+    def log_proba_episodes(self, state, query):
+        distances = torch.cdist(query, state["means"])  # E q C
+        return (-self.sharpness * distances.square()).log_softmax(-1)
+"""
+
+
+def test_a_head_of_twenty_lines_is_evaluated_beside_dpkl(features, tmp_path):
+    (tmp_path / "my_heads.py").write_text(OWN)
+    assert len(OWN.splitlines()) <= 20
+    start = [sys.executable, "-c", "from fewshot_dpkl.__main__ import main; main()", "eval"]
+    given = ["--head", "dpkl", "--head", "my_heads:NearestMean", "--head", "sklearn.naive_bayes:GaussianNB"]
+    task = ["--features", str(features), "--episodes", "4", "--way", "3", "--shot", "3", "--query", "5"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    ran = subprocess.run(
+        [*start, *given, *task, "--out", "run"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split()[0] for line in ran.stdout.splitlines()[1:4]] == [
+        "dpkl",
+        "nearest-mean",
+        "GaussianNB",
+    ]
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["heads"]
+    loaded = FeatureSet.load(features)
+    drawn = EpisodeSampler(loaded, way=3, shot=3, query=5).draw(range(4))
+    right = []
+    for support, query in zip(drawn.support, drawn.query, strict=True):
+        means = loaded.features[support].mean(1)  # C D
+        distances = ((loaded.features[query][:, :, None] - means) ** 2).sum(-1)  # C q C
+        right.append((distances.argmin(-1) == np.arange(3)[:, None]).mean())
+    assert found["nearest-mean"]["accuracy"] == pytest.approx(np.mean(right))
+    assert found["dpkl"]["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("kind", ["markdown", "latex"])
+def test_tables_for_a_readme_and_a_paper(kind, features, run_script):
+    common = ["--features", features, "--head", "nn", "--head", "centroid", "--episodes", 3, "--shot", 1]
+    plain = run_script("eval_episodes.py", *common, "--sweep-shot", 1)
+    made = run_script("eval_episodes.py", *common, "--sweep-shot", 1, "--table", kind)
+    assert made.returncode == 0, made.stderr
+    (accuracy,) = re.findall(r"^nn +(\d+\.\d\d) ± ", plain.stdout, re.M)
+    if kind == "latex":
+        assert made.stdout.startswith("% 5-way 1-shot\n\\begin{tabular}{lrrrrr}\n\\toprule\n")
+        assert f"\nnn & {accuracy} $\\pm$ " in made.stdout
+        assert r"accuracy \% at 80 \% &" in made.stdout
+    else:
+        assert made.stdout.startswith("5-way 1-shot\n\n| head | accuracy % | NLL |")
+        assert f"\n| nn | {accuracy} ± " in made.stdout
+
+
 def test_nan_and_one_class_features_are_refused(run_script, tmp_path):
     made = cluster_features()
     spoilt = made.features.copy()

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 from collections import Counter
 
 import numpy as np
@@ -128,3 +129,15 @@ def test_no_head_sees_a_query_when_it_learns(clusters):
 def test_episode_numbers_must_be_positive(clusters):
     with pytest.raises(ValueError, match="episodes is 0"):
         evaluate({}, clusters, EpisodeSampler(clusters), 0)
+
+
+def test_results_as_a_data_frame(clusters, monkeypatch):
+    sampler = EpisodeSampler(clusters, way=3, shot=2, query=4)
+    result = evaluate({"nn": quick("nn")}, clusters, sampler, 5)["nn"]
+    frame = result.to_frame()
+    assert list(frame.columns) == ["accuracy", "nll", "brier", "accuracy_at_80"]
+    assert frame.index.name == "episode"
+    assert frame["nll"].to_numpy() == pytest.approx(result.nll)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"needs pandas; pip install 'fewshot-dpkl\[pandas\]'"):
+        result.to_frame()

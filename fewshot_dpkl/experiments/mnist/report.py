@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fewshot_dpkl.evaluation.tables import markdown
 from fewshot_dpkl.experiments.results import Results, deviation
 
 METRICS = ("error", "nll")
@@ -24,19 +25,17 @@ def report(results: Results) -> str:
 
 def paired_table(results: Results) -> str:
     """Differences paired by trial, in how many trials the first is lower, and the share of NLL saved."""
-    lines = []
+    rows = [["pair", "n", "error difference, %", "lower in", "NLL difference", "lower in", "NLL saved"]]
     for first, second in PAIRS:
         for size in results.found_sizes:
             error, nll = (results.paired(first, second, size, metric) for metric in METRICS)
             if error is None or nll is None:
                 continue
-            trials = len(error)
-            root = trials**0.5
+            row = [f"{first} - {second}", str(size)]
+            for values, decimals in ((error, 2), (nll, 3)):
+                interval = deviation(values) / len(values) ** 0.5
+                row.append(f"{values.mean():+.{decimals}f} ± {interval:.{decimals}f}")
+                row.append(f"{(values < 0).sum()}/{len(values)}")
             saved = -100 * nll.mean() / results.values(second, size, "nll").mean()
-            lines.append(
-                f"| {first} - {second} | {size} | {error.mean():+.2f} ± {deviation(error) / root:.2f} | "
-                f"{(error < 0).sum()}/{trials} | {nll.mean():+.3f} ± {deviation(nll) / root:.3f} | "
-                f"{(nll < 0).sum()}/{trials} | {saved:.0f} % |"
-            )
-    heading = "| pair | n | error difference, % | lower in | NLL difference | lower in | NLL saved |"
-    return "\n".join([heading, "|---|---|---|---|---|---|---|", *lines]) if lines else ""
+            rows.append([*row, f"{saved:.0f} %"])
+    return markdown(rows) if len(rows) > 1 else ""

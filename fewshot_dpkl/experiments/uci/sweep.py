@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewshot_dpkl.evaluation.tables import markdown
 from fewshot_dpkl.experiments import results
 from fewshot_dpkl.experiments.results import deviation
 from fewshot_dpkl.files import atomic_path
@@ -223,10 +224,10 @@ class Results(results.Results):
         return self._table([" - ".join(pair).upper() for pair in pairs], row) if pairs else ""
 
     def _table(self, columns: Sequence[str], row: Callable[[str, int], list[str]]) -> str:
-        lines = [f"| data set | n | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+        rows = [["data set", "n", *columns]]
         for dataset in self.names("dataset"):
             for size in self.names("size"):
                 cells = row(dataset, size)
                 if any(cells):
-                    lines.append(f"| {dataset} | {size} | {' | '.join(cells)} |")
-        return "\n".join(lines)
+                    rows.append([dataset, str(size), *cells])
+        return markdown(rows)
