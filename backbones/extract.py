@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from tqdm import tqdm
 
+from fewshot_dpkl.schema import Source
+
 from .augment import MEAN, STD, normalise
 from .files import load_tensors
 from .models import build, centre_crop
@@ -128,7 +130,8 @@ def load_backbone(name: str | os.PathLike[str], pretrained: bool = True) -> Extr
     """A trained backbone as a frozen extractor.
 
     `name` is a shipped one (`conv4-mini-imagenet`, `conv4-cub`), a file written by
-    `fewshot-dpkl train` (weights or checkpoint), `torchvision:NAME` or `timm:NAME`.
+    `fewshot-dpkl train` (weights or checkpoint), `torchvision:NAME`, `timm:NAME`, or
+    `torchvision:NAME@FILE` for weights of that model in a file of yours (.pth or .safetensors).
     `pretrained=False` leaves torchvision and timm models untrained, without a download.
     """
     text = str(name)
@@ -149,27 +152,67 @@ def load_backbone(name: str | os.PathLike[str], pretrained: bool = True) -> Extr
 
 
 def _from_file(path: Path) -> Extractor:
+    if is_state_dict(path):
+        raise ValueError(
+            f"{path} is a state dict: weights without the model that they belong to; name the model, as in "
+            f"torchvision:resnet18@{path}, or load it yourself and wrap the model in backbones.Extractor"
+        )
     tensors, card = load_tensors(path)
     if "backbone" not in card or "preprocessing" not in card:
-        raise ValueError(f"{path} has no card of a backbone; expected a file written by fewshot-dpkl train")
+        raise ValueError(
+            f"{path} has no card of a backbone: weights without the model they belong to; name it, as in "
+            f"torchvision:resnet18@{path}, or give a file written by fewshot-dpkl train"
+        )
+    source = Source(path, "backbone", "give a file written by fewshot-dpkl train")
+    source.fields(card, {"backbone": str, "preprocessing": dict})
+    source.fields(card["preprocessing"], {"resize": int, "crop": int})
     module = build(card["backbone"])
     averaged = {name[8:]: value for name, value in tensors.items() if name.startswith("average.")}
     wanted, found = module.state_dict(), averaged or tensors
     if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in found.items()}:
         raise ValueError(f"the weights in {path} are not those of a {card['backbone']}; use the file of one")
+    for name, tensor in found.items():
+        source.finite(name, tensor)
     module.load_state_dict(found)
     card.setdefault("name", path.stem)
     prepared = card["preprocessing"]
     looks = {"mirror": prepared.get("mirror", False), "corners": prepared.get("corners")}
+    source.fields(looks, {"mirror": bool, "corners": float | None})
+    if not 16 <= prepared["crop"] <= prepared["resize"] <= 4096:
+        source.altered(f"it wants {prepared['crop']} of {prepared['resize']} pixels")
     return Extractor(module, prepared["resize"], prepared["crop"], card=card, **looks)
+
+
+def is_state_dict(path: Path) -> bool:
+    """Whether a file is one that `torch.save` writes: a zip file or, before torch 1.6, a pickle."""
+    with path.open("rb") as file:
+        return file.read(4) in (b"PK\3\4", b"\x80\x02\x8a\n")
+
+
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Weights that `torch.save` or safetensors wrote; tensors only, no other object is made."""
+    advice = "give a state dict that torch.save or safetensors wrote"
+    if not path.is_file():
+        raise FileNotFoundError(f"there are no weights at {path}; {advice}")
+    source = Source(path, "state dict", advice)
+    if not is_state_dict(path):
+        return source.safetensors()[0]
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # torch raises many kinds
+        source.no_such_kind()
+    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+        source.no_such_kind()
+    return {str(name): tensor for name, tensor in found.items()}
 
 
 def _from_torchvision(name: str, pretrained: bool) -> Extractor:
     from torchvision import models
 
+    name, _, file = name.partition("@")
     try:
         weights = models.get_model_weights(name).DEFAULT
-        module = models.get_model(name, weights=weights if pretrained else None)
+        module = models.get_model(name, weights=weights if pretrained and not file else None)
     except (ValueError, AttributeError) as error:
         raise ValueError(
             f"torchvision has no model {name!r}; see torchvision.models.list_models()"
@@ -180,8 +223,19 @@ def _from_torchvision(name: str, pretrained: bool) -> Extractor:
     if not hasattr(prepare, "crop_size"):
         raise ValueError(f"torchvision's {name} is no image classifier; choose one of those")
     card = {"backbone": f"torchvision:{name}", "weights": str(weights) if pretrained else "untrained"}
+    if file:
+        _fill(module, Path(file))
+        card |= {"backbone": f"torchvision:{name}@{Path(file).resolve()}", "weights": Path(file).name}
     size = prepare.resize_size[0], prepare.crop_size[0]
     return Extractor(without_classifier(module), *size, prepare.mean, prepare.std, card)
+
+
+def _fill(module: nn.Module, path: Path) -> None:
+    """Put the weights of a file into a module; those of another model are refused."""
+    found, wanted = _read_state_dict(path), module.state_dict()
+    if {k: v.shape for k, v in found.items()} != {k: v.shape for k, v in wanted.items()}:
+        raise ValueError(f"the weights in {path} are not those of a {type(module).__name__} of this size")
+    module.load_state_dict(found)
 
 
 def _from_timm(name: str, pretrained: bool) -> Extractor:

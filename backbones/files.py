@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 from torch import Tensor
+
+from fewshot_dpkl.schema import Source, seal
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], card: dict[str, Any]) -> None:
@@ -17,7 +18,8 @@ def save_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], card:
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = safetensors.torch.save(whole, metadata={"card": json.dumps(card)})
+    checksum = seal(card, whole)
+    content = safetensors.torch.save(whole, metadata={"card": json.dumps(card), "checksum": checksum})
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)
@@ -32,10 +34,11 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     """Read what `save_tensors` wrote."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}; train one with fewshot-dpkl train")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            card = json.loads((file.metadata() or {}).get("card", "{}"))
-    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}); write it again") from error
+    source = Source(
+        path, "whole safetensors file", "give one written by fewshot-dpkl train, or write it again"
+    )
+    tensors, metadata = source.safetensors()
+    card = source.parse(metadata.get("card", "{}"))
+    if metadata.get("checksum", seal(card, tensors)) != seal(card, tensors):
+        source.altered("its checksum does not fit its contents")
     return tensors, card

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from fewshot_dpkl.schema import Source, matches
+
 from .augment import normalise
 from .batches import batches
 from .files import load_tensors, save_tensors
@@ -98,22 +100,53 @@ class Training:
     def load(self, path: Path, card: dict[str, Any]) -> None:
         """Continue where `save` left off; refuse the checkpoint of another run."""
         tensors, saved = load_tensors(path)
-        for key in IDENTITY:
-            if saved.get(key) != card.get(key):
+        before, now = options(saved), options(card)
+        for option in before | now:
+            if before.get(option) != now.get(option):
                 raise ValueError(
-                    f"checkpoint {path} was written with {key} = {saved.get(key)!r}, "
-                    f"this run has {card.get(key)!r}; "
-                    "give the same options to resume, or another --out to start afresh"
+                    f"checkpoint {path} was written with {option} {before.get(option)}, this run has "
+                    f"{now.get(option)}; give the same options to resume, or another --out to start afresh "
+                    "(--continue-from goes on from its weights)"
                 )
-        self.model.load_state_dict(_with_prefix(tensors, "model."))
-        self.average.load_state_dict(_with_prefix(tensors, "average."))
-        for number, optimizer in enumerate(self.optimizers):
-            state: dict[int, dict[str, Tensor]] = {}
-            for name, value in _with_prefix(tensors, f"optimizer{number}.").items():
-                index, field = name.split(".", 1)
-                state.setdefault(int(index), {})[field] = value
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        source = Source(path, "checkpoint", "start afresh with --overwrite")
+        source.fields(saved, {"epoch": int, "history": list[dict]})
+        if not 0 <= saved["epoch"] == len(saved["history"]) <= self.recipe.epochs:
+            source.altered(f"it is at epoch {saved['epoch']} and has seen {len(saved['history'])}")
+        for name, tensor in tensors.items():
+            source.finite(name, tensor)
+        try:
+            self.model.load_state_dict(_with_prefix(tensors, "model."))
+            self.average.load_state_dict(_with_prefix(tensors, "average."))
+            for number, optimizer in enumerate(self.optimizers):
+                _load_optimizer(optimizer, _with_prefix(tensors, f"optimizer{number}."))
+        except (RuntimeError, ValueError, KeyError, IndexError):
+            source.altered("its tensors are not those of this run")
         self.epoch, self.history = saved["epoch"], saved["history"]
+
+
+def options(card: dict[str, Any]) -> dict[str, Any]:
+    """What must agree for a run to be resumed, by the names that a user gives."""
+    flat = {key: card.get(key) for key in IDENTITY if key != "recipe"}
+    recipe = card.get("recipe")
+    for name, value in recipe.items() if isinstance(recipe, dict) else []:
+        option = {"learn_scale": "fixed-scale", "area": "min-area"}.get(name, name.replace("_", "-"))
+        if name == "stages" and matches(value, list[dict]):
+            flat["--epochs"] = sum(stage.get("epochs", 0) for stage in value)
+        shown = not value if name == "learn_scale" else value[0] if name == "area" and value else value
+        flat[f"--{option}"] = shown
+    return flat
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The state of an optimiser by `index.name`: a number, or a tensor of the shape of its parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, field = name.split(".", 1)
+        if value.ndim and value.shape != parameters[int(index)].shape:
+            raise ValueError(name)
+        state.setdefault(int(index), {})[field] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -267,6 +300,9 @@ def train(
     checkpoint = out.with_suffix(".checkpoint.safetensors")
     if resume and checkpoint.exists():
         run.load(checkpoint, card)
+    if resume and rank == 0:
+        resumed = f"resuming {checkpoint}: {run.epoch} of {recipe.epochs} epochs are done"
+        log(resumed if run.epoch else f"there is no checkpoint {checkpoint}: starting from the first epoch")
     total, done = recipe.epochs * len(labels), run.epoch * len(labels)
     with tqdm(
         total=total, initial=done, unit="img", disable=None if rank == 0 else True, mininterval=2

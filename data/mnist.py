@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import struct
 import zlib
@@ -93,10 +94,10 @@ def read_idx(path: Path | None) -> np.ndarray:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zeros, kind, dimensions = struct.unpack_from(">HBB", content)
         shape = struct.unpack_from(f">{dimensions}I", content, 4)
+        data = np.frombuffer(content[4 + 4 * dimensions :], np.uint8)
     except (EOFError, gzip.BadGzipFile, zlib.error, struct.error):
         raise ValueError(f"{path} is damaged or not an idx file; download it again") from None
-    data = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
-    if zeros or kind != 8 or len(data) != np.prod(shape):
+    if zeros or kind != 8 or dimensions not in (1, 3) or len(data) != math.prod(shape):
         raise ValueError(f"{path} is damaged or not an idx file of bytes; download it again")
     return data.reshape(shape).copy()  # writable, as torch wants its arrays
 

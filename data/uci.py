@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fewshot_dpkl.schema import Source
+
 from .splits import data_root
 
 ARRAYS = (
@@ -51,26 +53,30 @@ def read_uci(dataset: str, root: str | os.PathLike[str] | None = None) -> tuple[
 
 
 def _load(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, allow_pickle=False).astype(np.float64)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not an array of numbers ({error}); write it with numpy.save") from None
+    source = Source(path, "array of numbers", "write it with numpy.save")
+    found = source.npy()
+    if found.dtype.kind not in "biuf":
+        source.no_such_kind()
+    return found.astype(np.float64)
 
 
 def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
     """A CSV file with a header: the column `target`, and all others as inputs."""
     with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        header = [name.strip() for name in next(rows, [])]
-        if target not in header:
-            names = ", ".join(header)
-            raise ValueError(
-                f"{path} has no target column {target!r}; write FILE.csv:TARGET with one of: {names}"
-            )
         try:
-            table = np.array([row for row in rows if row], dtype=np.float64)
-        except ValueError as error:
-            raise ValueError(f"{path} must hold numbers only, equally many in each row ({error})") from None
+            rows = [row for row in csv.reader(file) if row]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a CSV file ({error}); save it as one, in UTF-8") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    if target not in header:
+        names = ", ".join(header)[:500]
+        raise ValueError(
+            f"{path} has no target column {target!r}; write FILE.csv:TARGET with one of: {names}"
+        )
+    try:
+        table = np.array(rows[1:], dtype=np.float64)
+    except ValueError as error:
+        raise ValueError(f"{path} must hold numbers only, equally many in each row ({error})") from None
     if table.ndim != 2 or table.shape[1] != len(header):
         raise ValueError(
             f"{path} has {len(header)} names in its header, but its rows do not; repair the file"

@@ -45,7 +45,7 @@ class Source:
         raise ValueError(f"{self.path} {problem}; {self.advice}")
 
     def no_such_kind(self) -> NoReturn:
-        self.refuse(f"is not a {self.kind}")
+        self.refuse(f"is not {'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}")
 
     def altered(self, problem: str) -> NoReturn:
         self.refuse(f"is damaged or was altered: {problem}")
@@ -114,8 +114,6 @@ class Source:
                 # a copy: in memory as torch aligns it, so that not a bit of a matrix product changes
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                 return tensors, dict(file.metadata() or {})
-        except OSError:
-            raise
         except Exception:  # the library raises several kinds
             self.no_such_kind()
 

@@ -42,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
         help="backbone to go on from; class weights start as in its checkpoint, or at the class means",
     )
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
+    parser.add_argument("--overwrite", action="store_true", help="train anew where --out exists")
     parser.add_argument(
         "--stages",
         default="48:16:0.3,64:16:0.3,84:16:0.4",
@@ -145,6 +146,13 @@ def main() -> None:
         raise ValueError(f"--epochs is {arguments.epochs}; expected at least 1")
     if arguments.out.suffix != ".safetensors":
         raise ValueError(f"--out is {arguments.out}; expected a name that ends in .safetensors")
+    if arguments.resume and arguments.overwrite:
+        raise ValueError("--resume continues a run and --overwrite begins one; give one of them")
+    for path in (arguments.out, arguments.out.with_suffix(".checkpoint.safetensors")):
+        if path.exists() and not (arguments.resume or arguments.overwrite):
+            raise ValueError(
+                f"{path} exists; --resume continues that run, --overwrite trains anew, or name another --out"
+            )
     recipe = recipe_of(arguments)
     device = use_device(arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun

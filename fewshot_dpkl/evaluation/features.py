@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.schema import DEFLATE, Source
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "mini-imagenet-novel-conv4.npz"
 """Features of mini-ImageNet novel classes that come with the package."""
@@ -39,6 +38,7 @@ class FeatureSet:
     card: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "features", _floats(self.features))
         check(self.features, self.labels, self.class_names, "the feature set")
 
     @classmethod
@@ -102,12 +102,17 @@ class FeatureSet:
         if suffix not in readers:
             raise ValueError(f"cannot read features from {path}; known endings are {', '.join(readers)}")
         arrays, header = readers[suffix](path)
-        features = _first(arrays, ("features", "X", "x"), path)
+        features = _floats(_first(arrays, ("features", "X", "x"), path))
         labels = _first(arrays, ("labels", "y"), path)
         card = header.get("card", {})
+        source = _source(path)
+        source.fields({"card": card}, {"card": dict})
         if "class_names" not in header:
             check(features, labels, None, str(path))
             return cls.from_arrays(features, labels, card)
+        source.fields(header, {"class_names": list[str]})
+        if labels.dtype.kind not in "iu":
+            source.altered(f"its labels are of type {labels.dtype}, expected numbers of classes")
         check(features, labels, header["class_names"], str(path))
         loaded = cls(features, labels, header["class_names"], card)
         if card.get("checksum", loaded.checksum) != loaded.checksum:
@@ -150,26 +155,35 @@ def _first(arrays: dict[str, np.ndarray], names: tuple[str, ...], path: str | os
     )
 
 
+def _floats(features: np.ndarray) -> np.ndarray:
+    """Whole numbers as float32: pixels, counts."""
+    return features.astype(np.float32) if features.dtype.kind in "iub" else features
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:100]
+
+
 Contents = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 
+def _source(path: str | os.PathLike[str]) -> Source:
+    return Source(path, "readable file of features", "make it again")
+
+
 def _read_npz(path: str | os.PathLike[str]) -> Contents:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not a readable npz file ({error}); make it again") from None
+    source = _source(path)
+    arrays = source.npz()
     header = arrays.pop("header", None)
-    return arrays, {} if header is None else json.loads(header.tobytes().decode())
+    return arrays, {} if header is None else source.parse(header.tobytes())
 
 
 def _read_safetensors(path: str | os.PathLike[str]) -> Contents:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return arrays, json.loads((file.metadata() or {}).get("header", "{}"))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file ({error}); make it again") from None
+    source = _source(path)
+    tensors, metadata = source.safetensors()
+    for name, tensor in tensors.items():
+        source.finite(name, tensor, may_be_infinite=True)  # `check` names the rows
+    return {name: t.numpy() for name, t in tensors.items()}, source.parse(metadata.get("header", "{}"))
 
 
 def _read_hdf5(path: str | os.PathLike[str]) -> Contents:
@@ -181,11 +195,17 @@ def _read_hdf5(path: str | os.PathLike[str]) -> Contents:
         ) from None
     try:
         with h5py.File(path, "r") as file:
+            # a few bytes can claim any number of values
+            claimed = sum(file[name].size * file[name].dtype.itemsize for name in ("all_feats", "all_labels"))
+            if claimed > DEFLATE * os.path.getsize(path):
+                raise ValueError("it claims to hold more than it can")
             features, labels = file["all_feats"][()], file["all_labels"][()]
             count = int(file["count"][0]) if "count" in file else len(labels)
-    except (OSError, KeyError) as error:
+        if not 0 < count <= len(labels) or features.dtype.kind != "f" or labels.dtype.kind not in "iuf":
+            raise ValueError(f"{count} rows of {len(labels)}")
+    except Exception as error:  # the library raises all kinds of them
         raise ValueError(
-            f"{path} is not a features file of CloserLookFewShot ({error}); "
+            f"{path} is not a features file of CloserLookFewShot ({_short(error)}); "
             "expected all_feats, all_labels and count"
         ) from None
     # The file is allocated for whole batches: rows from `count` on were never written.

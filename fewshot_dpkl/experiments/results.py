@@ -19,6 +19,7 @@ import torch
 
 from fewshot_dpkl.evaluation.tables import markdown
 from fewshot_dpkl.files import atomic_path
+from fewshot_dpkl.schema import Source
 
 
 class Results:
@@ -52,11 +53,15 @@ class Results:
         return self.folder / "results.json"
 
     def _continue(self) -> None:
+        source = Source(self.path, "result of this program", "choose another --out")
         try:
-            content = json.loads(self.path.read_text())
-            before, self.rows, self.cells = content["settings"], content["rows"], content["cells"]
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-            raise ValueError(f"{self.path} is not a result of this program; choose another --out") from None
+            content = source.parse(self.path.read_bytes())
+            source.fields(content, {"settings": dict, "rows": list[dict], "cells": list[dict]})
+        except ValueError:
+            source.no_such_kind()
+        if not all(key in each for each in [*content["rows"], *content["cells"]] for key in self.keys):
+            source.no_such_kind()
+        before, self.rows, self.cells = content["settings"], content["rows"], content["cells"]
         for name in {**before, **self.settings}:
             old, new = before.get(name), self.settings.get(name)
             if old != new:

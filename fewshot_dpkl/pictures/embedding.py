@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.pictures.decoding import Picture, PictureError, decode, prepare, read
+from fewshot_dpkl.schema import Source
 
 GROUP = "fewshot_dpkl.backbones"
 PREPARATION = (
@@ -123,10 +124,10 @@ class FeatureCache:
     def get(self, key: str) -> np.ndarray | None:
         """The features `[D]` kept under `key`, None when there are none or they are damaged."""
         try:
-            row: np.ndarray = np.load(self.folder / key[:2] / f"{key}.npy", allow_pickle=False)
-        except (OSError, ValueError, EOFError):
+            row = Source(self.folder / key[:2] / f"{key}.npy", "row of features", "remove it").npy()
+        except (OSError, ValueError):
             return None
-        return row if row.ndim == 1 and row.dtype == np.float32 else None
+        return row if row.ndim == 1 and row.dtype == np.float32 and np.isfinite(row).all() else None
 
     def put(self, key: str, row: np.ndarray) -> None:
         try:

@@ -34,6 +34,11 @@ class Network:
         return list(zip(self.widths[:-1], self.widths[1:], strict=True))
 
     @property
+    def count(self) -> int:
+        """P, the number of parameters."""
+        return sum((fan_in + 1) * fan_out for fan_in, fan_out in self.layers)
+
+    @property
     def width(self) -> int:
         """Of the widest layer."""
         return max(self.widths)
@@ -94,6 +99,10 @@ class Lengthscales:
 
     dimension: int
     start: float | None = None
+
+    @property
+    def count(self) -> int:
+        return self.dimension
 
     @property
     def width(self) -> int:

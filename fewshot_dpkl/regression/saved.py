@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.regression.gp import Posterior
 from fewshot_dpkl.regression.training import Model, Trained
+from fewshot_dpkl.schema import Source, seal
 
 if TYPE_CHECKING:
     from fewshot_dpkl.regression.estimators import EmbeddingGP
 
-FORMAT, VERSION = "fewshot-dpkl-regressor", 1
+FORMAT, VERSION = "fewshot-dpkl-regressor", 2
+SHAPES = {
+    "parameters": "1 m P",
+    "log_lengthscale": "1",
+    "log_noise": "1",
+    "nll": "1",
+    "history": "checks 1",
+    "x_mean": "D",
+    "x_scale": "D",
+    "y_shift": "2",
+}
+"""Of every regressor; those of the others depend on the kernel and the form of the posterior."""
 
 
 def write_regressor(regressor: EmbeddingGP, path: str | os.PathLike[str]) -> None:
@@ -32,8 +44,10 @@ def write_regressor(regressor: EmbeddingGP, path: str | os.PathLike[str]) -> Non
         "params": json.dumps({**regressor.get_params(), "random_state": seed}),
         "weight_space": str(int(regressor.trained_.posterior.weight_space)),
     }
+    tensors = _tensors(regressor)
+    metadata["checksum"] = seal(metadata, tensors)
     with atomic_path(path) as temporary:
-        save_file(_tensors(regressor), temporary, metadata=metadata)
+        save_file(tensors, temporary, metadata=metadata)
 
 
 def _tensors(regressor: EmbeddingGP) -> dict[str, Tensor]:
@@ -59,39 +73,57 @@ def _tensors(regressor: EmbeddingGP) -> dict[str, Tensor]:
 
 def read_regressor(path: str | os.PathLike[str], regressors: Mapping[str, type[EmbeddingGP]]) -> EmbeddingGP:
     """The regressor that `write_regressor` wrote to `path`; `regressors` maps names to classes."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            # a copy: in memory as torch aligns it, so that not a bit of a matrix product changes
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a whole safetensors file ({error}); save the regressor again"
-        ) from None
+    source = Source(path, "saved regressor", "give a file written by a regressor's save()")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no saved regressor at {path}; write one with regressor.save(path)")
+    tensors, metadata = source.safetensors()
     if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a saved regressor; give a file written by a regressor's save()")
+        source.no_such_kind()
     if metadata.get("version") != str(VERSION):
         raise ValueError(
-            f"{path} has format version {metadata.get('version')}, but this release reads version {VERSION}; "
-            "load it with the release that wrote it, or fit and save again"
+            f"{path} has format version {metadata.get('version')!s:.20}, but this release reads version "
+            f"{VERSION}; load it with the release that wrote it, or fit and save again"
         )
-    params = json.loads(metadata["params"])
-    params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
+    source.fields(metadata, {"class": str, "params": str, "weight_space": Literal["0", "1"], "checksum": str})
+    if metadata["class"] not in regressors:
+        source.altered(f"there is no regressor {metadata['class']!r:.60}")
+    kind = regressors[metadata["class"]]
+    parameters = source.parse(metadata["params"])
+    regressor = kind(**source.parameters(kind, parameters, inspect.signature(kind).parameters))
     try:
-        regressor = regressors[metadata["class"]](**params)
-        _restore(regressor, tensors, metadata["weight_space"] == "1")
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"{path} does not fit together ({error}); fit and save the regressor again"
-        ) from None
+        _restore(regressor, tensors, metadata, source)
+    except (RuntimeError, IndexError, TypeError):
+        source.altered("its tensors do not fit together")
     return regressor
 
 
-def _restore(regressor: EmbeddingGP, tensors: dict[str, Tensor], weight_space: bool) -> None:
-    columns = len(tensors["x_mean"])
-    expected = regressor.start(columns, [0]).parameters.shape
-    if tensors["parameters"].shape != expected:
-        raise KeyError(f"parameters are {list(tensors['parameters'].shape)}, expected {list(expected)}")
+def _restore(
+    regressor: EmbeddingGP, tensors: dict[str, Tensor], metadata: dict[str, str], source: Source
+) -> None:
+    weight_space = metadata["weight_space"] == "1"
+    columns = tensors["x_mean"].numel() if "x_mean" in tensors else 0
+    settings = regressor.settings()
+    frequencies = settings.frequencies
+    lengths = {
+        "D": columns,
+        "m": settings.particles,
+        "P": regressor.embedding(columns).count,
+        "d": getattr(regressor, "latent_size", columns),
+        "R": frequencies,
+        "2R": 2 * frequencies,
+    }
+    shapes = {
+        **SHAPES,
+        **({"frequencies": "1 R d", "embedded": "1 n 2R"} if frequencies else {"embedded": "1 m n d"}),
+        **(
+            {"coefficients": "1 2R", "factor": "1 2R 2R"}
+            if weight_space
+            else {"coefficients": "1 n", "factor": "1 n n"}
+        ),
+    }
+    source.shapes(tensors, shapes, lengths, may_be_infinite=("history", "x_scale"))
+    if seal(metadata, tensors) != metadata["checksum"]:
+        source.altered("its checksum does not fit its contents")
     regressor.n_features_in_ = columns
     regressor.X_mean_, regressor.X_scale_ = tensors["x_mean"].numpy(), tensors["x_scale"].numpy()
     regressor.y_mean_, regressor.y_scale_ = tensors["y_shift"].tolist()
@@ -101,9 +133,9 @@ def _restore(regressor: EmbeddingGP, tensors: dict[str, Tensor], weight_space: b
         tensors["log_lengthscale"],
         tensors["log_noise"],
         tensors.get("frequencies"),
-        regressor.settings().prior,
+        settings.prior,
     )
     posterior = Posterior(tensors["coefficients"], tensors["factor"], None, tensors["nll"], weight_space)
     regressor.trained_ = Trained(model, tensors["embedded"], posterior, tensors["history"])
-    regressor.trained_.predict(torch.zeros(1, 1, columns))  # sizes that do not fit fail here, not later
+    regressor.trained_.predict(torch.zeros(1, 1, columns))  # what does not fit fails here, not later
     regressor._publish()

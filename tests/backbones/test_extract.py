@@ -9,6 +9,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torchvision.transforms.functional import resized_crop
 
@@ -193,3 +194,67 @@ def test_without_timm_the_error_says_how_to_get_it(monkeypatch):
 def test_a_module_with_another_kind_of_output_is_refused():
     with pytest.raises(ValueError, match="one tensor with a row per picture"):
         Extractor(nn.Flatten(0), 84, 84)(torch.from_numpy(pixels(2, 84)))
+
+
+def test_weights_in_a_file_of_ones_own_fill_a_torchvision_model(tmp_path):
+    from torchvision import models
+
+    torch.manual_seed(1)
+    state = models.mobilenet_v3_small().state_dict()
+    torch.save(state, tmp_path / "weights.pth")
+    save_file(state, tmp_path / "weights.safetensors")
+    name = "torchvision:mobilenet_v3_small"
+    backbone = load_backbone(f"{name}@{tmp_path / 'weights.pth'}")
+    kept = backbone.module.state_dict()
+    assert all(torch.equal(kept[key], value) for key, value in state.items() if key in kept)
+    assert (
+        load_backbone(f"{name}@{tmp_path / 'weights.safetensors'}").card["weights"] == "weights.safetensors"
+    )
+    assert load_backbone(backbone.name).identity == backbone.identity
+    with pytest.raises(ValueError, match=r"weights\.pth are not those of a ResNet of this size"):
+        load_backbone(f"torchvision:resnet18@{tmp_path / 'weights.pth'}")
+    with pytest.raises(FileNotFoundError, match=r"there are no weights at .*nowhere\.pth"):
+        load_backbone(f"{name}@{tmp_path / 'nowhere.pth'}")
+    (tmp_path / "other.pth").write_bytes(b"PK\3\4 cut off")
+    torch.save({"model": state}, tmp_path / "nested.pth")
+    torch.save(models.mobilenet_v3_small(), tmp_path / "module.pth")  # would run code to be read
+    for file in ("other.pth", "nested.pth", "module.pth"):
+        with pytest.raises(
+            ValueError, match=rf"{file} is not a state dict; give a state dict that torch\.save"
+        ):
+            load_backbone(f"{name}@{tmp_path / file}")
+
+
+def test_a_state_dict_as_a_backbone_gets_a_sentence_that_fits(tmp_path):
+    torch.save(trained().state_dict(), tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"w\.pth is a state dict: .* torchvision:resnet18@"):
+        load_backbone(tmp_path / "w.pth")
+    save_file(trained().state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=r"has no card of a backbone: .* torchvision:resnet18@"):
+        load_backbone(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        ({"backbone": 3}, "backbone is 3, expected str"),
+        ({"backbone": "conv9"}, "unknown architecture 'conv9'"),
+        ({"backbone": "conv6"}, "are not those of a conv6"),
+        ({"preprocessing": []}, "preprocessing is .* expected dict"),
+        ({"preprocessing": {"resize": 84}}, "crop is missing"),
+        ({"preprocessing": {"resize": 84, "crop": 10**9}}, "it wants 1000000000 of 84 pixels"),
+        ({"preprocessing": {"resize": 84, "crop": 84, "mirror": "yes"}}, "mirror is yes, expected bool"),
+    ],
+)
+def test_a_card_that_cannot_be_right_is_refused(card, words, tmp_path):
+    save_tensors(tmp_path / "w.safetensors", trained().state_dict(), {**CARD, **card})
+    with pytest.raises(ValueError, match=words):
+        load_backbone(tmp_path / "w.safetensors")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    state = trained().state_dict()
+    next(iter(state.values()))[0] = torch.nan
+    save_tensors(tmp_path / "w.safetensors", state, CARD)
+    with pytest.raises(ValueError, match="holds values that are not finite"):
+        load_backbone(tmp_path / "w.safetensors")

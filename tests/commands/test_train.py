@@ -25,7 +25,7 @@ from fewshot_dpkl.backbones.recipe import OPTIMIZERS
 from fewshot_dpkl.backbones.train import class_means
 from fewshot_dpkl.commands import cli
 from fewshot_dpkl.data import spread_per_class
-from tests.conftest import ROOT
+from tests.conftest import ROOT, assert_refused
 from tests.picture_files import make_cub, make_folder, zipped
 
 TINY = Recipe(stages=(Stage(1, 16, 8), Stage(1, 32, 6), Stage(1, 32, 6, frozen=1)), lr=5e-3, average=0.8)
@@ -116,10 +116,12 @@ def test_a_resumed_run_ends_with_the_same_weights(optimizer, stop_after, tmp_pat
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     run(tmp_path / "w.safetensors")
-    with pytest.raises(ValueError, match=r"written with recipe = .*; give the same options to resume"):
+    with pytest.raises(
+        ValueError, match=r"written with --lr 0.005, this run has 0.001; give the same options to resume"
+    ):
         run(tmp_path / "w.safetensors", dataclasses.replace(TINY, lr=1e-3), resume=True)
     card = {**CARD, "backbone": "conv6"}
-    with pytest.raises(ValueError, match="written with backbone = 'conv4', this run has 'conv6'"):
+    with pytest.raises(ValueError, match="written with backbone conv4, this run has conv6"):
         train(build("conv6"), *coloured(), TINY, tmp_path / "w.safetensors", card, resume=True)
 
 
@@ -237,8 +239,32 @@ def test_a_killed_run_leaves_a_checkpoint_that_loads_and_resumes(shapes, tmp_pat
     epoch = load_tensors(checkpoint)[1]["epoch"]
     assert 2 <= epoch < 8
     script("train", *options(shapes, out, 8), "--resume")
-    assert capsys.readouterr().out.startswith(f"epoch {epoch + 1} ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"resuming {checkpoint}: {epoch} of 8 epochs are done"
+    assert lines[1].startswith(f"epoch {epoch + 1} ")
     assert load_tensors(checkpoint)[1]["epoch"] == 8
+
+
+def test_trained_weights_are_overwritten_only_when_asked(shapes, tmp_path, run_command):
+    out, checkpoint = tmp_path / "w.safetensors", tmp_path / "w.checkpoint.safetensors"
+    first = run_command("train", *options(shapes, out, 1), "--resume")
+    assert (
+        first.stdout.splitlines()[0] == f"there is no checkpoint {checkpoint}: starting from the first epoch"
+    )
+    before = out.read_bytes(), checkpoint.read_bytes()
+    again = run_command("train", *options(shapes, out, 1))
+    assert_refused(again, "w.safetensors exists; --resume continues that run, --overwrite trains anew")
+    more = run_command("train", *options(shapes, out, 2), "--resume")
+    assert_refused(more, "was written with --epochs 1, this run has 2; give the same options")
+    other = run_command("train", *options(shapes, out, 1), "--resume", "--fixed-scale")
+    assert_refused(other, "was written with --fixed-scale False, this run has True")
+    both = run_command("train", *options(shapes, out, 1), "--resume", "--overwrite")
+    assert_refused(both, "give one of them")
+    assert (out.read_bytes(), checkpoint.read_bytes()) == before
+    done = run_command("train", *options(shapes, out, 1), "--resume")
+    assert done.stdout.splitlines()[0] == f"resuming {checkpoint}: 1 of 1 epochs are done"
+    assert run_command("train", *options(shapes, out, 1), "--overwrite", "--seed", 1).returncode == 0
+    assert out.read_bytes() != before[0]
 
 
 def test_from_pictures_to_features_by_script(shapes, tmp_path, script):
@@ -294,14 +320,22 @@ def test_training_goes_on_from_another_backbone(shapes, tmp_path, script, capsys
     assert after[1]["start"]["name"] == str(first)
     assert after[1]["start"]["recipe"] == load_tensors(first)[1]["recipe"]
     checkpoint = first.with_suffix(".checkpoint.safetensors")
-    script("train", *options(shapes, second, 1), *still[:-1], checkpoint)
+    script("train", *options(shapes, second, 1), *still[:-1], checkpoint, "--overwrite")
     heads = (load_tensors(file.with_suffix(".checkpoint.safetensors"))[0] for file in (first, second))
     assert next(heads)["model.head.weight"].equal(next(heads)["model.head.weight"])
     assert set(after[1]["lengthscale"]) == {"spread", "shot_noise"}
     script("fit_lengthscale", "--backbone", first, "--dataset", f"folder:{shapes}", "--threads", 1)
     assert "wrote it into the card" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        script("train", *options(shapes, second, 1), "--continue-from", first, "--backbone", "conv6")
+        script(
+            "train",
+            *options(shapes, second, 1),
+            "--continue-from",
+            first,
+            "--backbone",
+            "conv6",
+            "--overwrite",
+        )
     assert "is a conv4, this run trains a conv6" in capsys.readouterr().err
 
 

@@ -75,7 +75,7 @@ def test_damaged_files_are_refused_and_pickles_never_read(tmp_path):
     with pytest.raises(ValueError, match="not a readable npz"):
         FeatureSet.load(tmp_path / "t.npz")
     (tmp_path / "t.safetensors").write_bytes(b"short")
-    with pytest.raises(ValueError, match="not a readable safetensors"):
+    with pytest.raises(ValueError, match="not a readable file of features"):
         FeatureSet.load(tmp_path / "t.safetensors")
     np.savez(tmp_path / "n.npz", pixels=np.ones((2, 2)))
     with pytest.raises(ValueError, match="holds pixels; expected an array named features or X or x"):

@@ -159,15 +159,28 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path):
         with pytest.raises(ValueError, match=words):
             load_regressor(path)
 
-    refused("format version 99, but this release reads version 1", version="99")
+    refused("format version 99, but this release reads version 2", version="99")
     refused("not a saved regressor", format="something")
-    refused("does not fit together", **{"class": "os.system"})
+    refused("there is no regressor 'os.system'", **{"class": "os.system"})
     params = json.loads(metadata["params"])
-    refused("parameters are .* expected", params=json.dumps({**params, "hidden": [9]}))
-    refused("does not fit together", tensors={**tensors, "coefficients": torch.zeros(1, 4).double()})
-    refused("does not fit together", tensors={k: v for k, v in tensors.items() if k != "factor"})
+    refused(r"parameters has the shape .* expected \[1, m, P\]", params=json.dumps({**params, "hidden": [9]}))
+    refused("its parameter hidden is 9", params=json.dumps({**params, "hidden": 9}))
+    refused("its parameter particles is 10000000", params=json.dumps({**params, "particles": 10**7}))
+    refused("P = 100", params=json.dumps({**params, "hidden": [10**9, 10**9]}))  # takes no memory
+    refused("its parameter noise is None", params=json.dumps({**params, "noise": None}))
+    refused("finite numbers", params=json.dumps({**params, "noise": float("inf")}))
+    refused("no JSON object", params="[]")
+    refused("weight_space is 2", weight_space="2")
+    refused(r"\[1, 4\], expected", tensors={**tensors, "coefficients": torch.zeros(1, 4).double()})
+    refused("it holds .* expected .*factor", tensors={k: v for k, v in tensors.items() if k != "factor"})
+    refused("y_shift holds values that are", tensors={**tensors, "y_shift": torch.full((2,), torch.nan)})
+    refused("its checksum does not fit", tensors={**tensors, "y_shift": torch.ones(2).double()})
+    saved = {k: v for k, v in metadata.items() if k != "params"}
+    save_file(tensors, path, metadata=saved)
+    with pytest.raises(ValueError, match="params is missing in its header"):
+        load_regressor(path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a saved regressor; give a file written by"):
         load_regressor(path)
     with pytest.raises(FileNotFoundError):
         load_regressor(tmp_path / "absent.safetensors")
