@@ -45,7 +45,11 @@ class Source:
         raise ValueError(f"{self.path} {problem}; {self.advice}")
 
     def no_such_kind(self) -> NoReturn:
-        self.refuse(f"is not {'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}")
+        self.refuse(f"is not {self._a_kind}")
+
+    @property
+    def _a_kind(self) -> str:
+        return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
     def altered(self, problem: str) -> NoReturn:
         self.refuse(f"is damaged or was altered: {problem}")
@@ -161,7 +165,7 @@ class Source:
             with open(self.path, "rb") as file:
                 return read_array(file, os.stat(self.path).st_size)
         except BROKEN as error:
-            self.altered(f"it is no array ({_short(str(error))})")
+            self.refuse(f"is not {self._a_kind} ({_short(str(error))})")
 
     def npz(self) -> dict[str, np.ndarray]:
         """The arrays of a .npz file."""
