@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint docs picture bench clean
 
 demo: $(INSTALLED)  ## evaluate DPKL on the features shipped with the repository
 	$(BIN)/python scripts/eval_episodes.py --head nn --head dpkl
@@ -20,13 +20,21 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(INSTALLED)  ## the documentation site, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+picture: $(INSTALLED)  ## the picture of the start page: the report of four heads (needs chromium)
+	$(BIN)/fewshot-dpkl eval --head nn --head logreg --head dpkl --head dpkl-calibrated --report site/report.html
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,690 \
+	  --screenshot=docs/results/report.png file://$(CURDIR)/site/report.html
+
 bench: $(INSTALLED)  ## how fast, as ratios measured in one run
 	$(BIN)/python benchmarks/bench_heads.py
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache

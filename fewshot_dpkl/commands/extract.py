@@ -14,7 +14,7 @@ from fewshot_dpkl.data import load_pixels, open_split, spread_per_class
 from fewshot_dpkl.evaluation.features import FeatureSet
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
     parser.add_argument(
         "--backbone",
@@ -56,7 +56,7 @@ def looking(backbone: Extractor, size: int | None, corners: float | None) -> Ext
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse()
     if arguments.per_class is not None and arguments.per_class < 1:
         raise ValueError(f"--per-class is {arguments.per_class}; expected at least 1")
     if not arguments.out.endswith((".npz", ".safetensors")):

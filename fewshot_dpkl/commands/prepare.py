@@ -22,7 +22,7 @@ from fewshot_dpkl.data import (
 )
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
     parser.add_argument("--dataset", required=True, choices=sorted(CLASSES))
     parser.add_argument(
@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse()
     if arguments.source:
         store = Store(arguments.source)
         read = read_mini_imagenet if arguments.dataset == "mini-imagenet" else read_cub

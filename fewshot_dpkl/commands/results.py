@@ -33,7 +33,7 @@ TASKS = {  # title: backbone, data set
 }
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for features and finished runs")
     parser.add_argument("--out", type=Path, default=Path("RESULTS.md"), help="(default: %(default)s)")
@@ -41,7 +41,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
     add_device_arguments(parser)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
     device = use_device(arguments)
     results: dict[Cell, dict[str, Any]] = {}
     features: dict[str, FeatureSet] = {}

@@ -26,7 +26,7 @@ from fewshot_dpkl.commands.validation import lengthscale_of, make_validate, writ
 from fewshot_dpkl.data import load_pixels, open_split
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
     parser.add_argument(
         "--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with base/ and val/)"
@@ -141,7 +141,7 @@ def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, 
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse()
     if arguments.epochs < 1:
         raise ValueError(f"--epochs is {arguments.epochs}; expected at least 1")
     if arguments.out.suffix != ".safetensors":

@@ -82,6 +82,11 @@ class FeatureSet:
                 save_file(arrays, temporary, metadata={"header": header})
 
     @classmethod
+    def shipped(cls) -> FeatureSet:
+        """The features that come with the package: novel classes of mini-ImageNet by its Conv-4."""
+        return cls.load(SHIPPED)
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FeatureSet:
         """Read `.npz`, `.safetensors`, or the `.hdf5` that CloserLookFewShot's save_features.py writes.
 
