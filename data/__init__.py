@@ -1,7 +1,7 @@
 """Files to pictures and arrays: data sets, their class splits, and a cache of decoded pictures."""
 
 from .folders import Found, read_query, read_support
-from .pixels import load_pixels
+from .pixels import load_pixels, load_usable
 from .splits import (
     CLASSES,
     SPLITS,
@@ -23,6 +23,7 @@ __all__ = [
     "Store",
     "data_root",
     "load_pixels",
+    "load_usable",
     "open_split",
     "read_cub",
     "read_folder",

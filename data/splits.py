@@ -14,7 +14,6 @@ from fewshot_dpkl.files import user_cache
 from .store import Store
 
 SPLITS = ("base", "val", "novel")
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 ADVICE = {
     "mini-imagenet": (
         "get the 84×84 pictures and the split of Ravi & Larochelle: a folder images/ with 60,000 .jpg files "
@@ -108,18 +107,21 @@ def read_cub(source: str | os.PathLike[str] | Store, split: str) -> Split:
 
 
 def read_folder(source: str | os.PathLike[str] | Store, split: str = "all") -> Split:
-    """Any `root/class/*.jpg` (folder or zip file).
+    """Any `root/class/*.jpg` (folder or zip file); what is a picture, its content decides, see `load_usable`.
 
     With `split` other than `all`, the classes are those of the subfolder `root/<split>/class/*.jpg`.
     """
     store = source if isinstance(source, Store) else Store(source)
-    pairs = []
-    for name in sorted(store):
-        parts = name.split("/")
-        if parts[-1].lower().endswith(PICTURES) and len(parts) >= 2:
-            inside = "" if split == "all" else split
-            if inside in ("", *parts[:-2]):
-                pairs.append((name, parts[-2]))
+    inside = "" if split == "all" else split
+
+    def is_asked_for(parts: list[str]) -> bool:
+        hidden = any(part.startswith((".", "__MACOSX")) for part in parts)
+        return len(parts) >= 2 and inside in ("", *parts[:-2]) and not hidden
+
+    pairs = [(name, parts[-2]) for name in sorted(store) if is_asked_for(parts := name.split("/"))]
+    for folder in store.empty:
+        if is_asked_for([*folder.split("/"), "nothing"]):
+            raise ValueError(f"class {folder} in {store.source} has no picture; give it one, or remove it")
     if not pairs:
         where = "" if split == "all" else f"{split}/"
         raise FileNotFoundError(

@@ -21,14 +21,17 @@ class Store:
             raise FileNotFoundError(f"{self.source} does not exist; expected a folder or a zip file")
         self._archives: dict[str, zipfile.ZipFile] = {}  # name inside: archive that holds it
         self._sizes: dict[str, int] = {}
+        self.empty: list[str] = []  # folders that hold nothing
         if self.source.is_dir():
             self._add_folder()
         else:
             self._add_archive(self.source)
 
     def _add_folder(self) -> None:
-        for folder, _, files in os.walk(self.source):
+        for folder, folders, files in os.walk(self.source):
             inside = Path(folder).relative_to(self.source)
+            if not folders and not files:
+                self.empty.append(inside.as_posix())
             for file in files:
                 name = (inside / file).as_posix()
                 self._sizes[name] = os.stat(os.path.join(folder, file)).st_size

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 
 from fewshot_dpkl.backbones import Extractor, extract_features, load_backbone
-from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, use_device
-from fewshot_dpkl.data import load_pixels, open_split, spread_per_class
+from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, say_passed_over, use_device
+from fewshot_dpkl.data import load_usable, open_split, spread_per_class
 from fewshot_dpkl.evaluation.features import FeatureSet
 
 
@@ -67,12 +67,15 @@ def main() -> None:
         split = open_split(f"folder:{arguments.images}", "all")
     else:
         split = open_split(arguments.dataset, arguments.split, arguments.data_root)
-    pixels, labels = load_pixels(split, backbone.resize), split.labels
+    pixels, split, refused = load_usable(split, backbone.resize)
+    say_passed_over(refused.items())
+    labels = split.labels
     if arguments.per_class:
         chosen = spread_per_class(labels, arguments.per_class)
         pixels, labels = pixels[chosen], labels[chosen]
     features = extract_features(backbone, pixels, arguments.batch_size, device).astype(arguments.dtype)
     card = {"backbone": backbone.card, "dataset": split.dataset, "split": split.split, "images": len(labels)}
+    card |= {"passed_over": len(refused)} if refused else {}
     FeatureSet(features, labels, split.class_names, card).save(arguments.out)
     count, size = features.shape
     print(

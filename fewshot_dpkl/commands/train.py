@@ -21,9 +21,15 @@ from fewshot_dpkl.backbones.files import load_tensors
 from fewshot_dpkl.backbones.models import ARCHITECTURES, build, centre_crop
 from fewshot_dpkl.backbones.recipe import OPTIMIZERS, Recipe, Stage
 from fewshot_dpkl.backbones.train import class_means, train
-from fewshot_dpkl.commands.cli import add_device_arguments, command_line, command_parser, use_device
+from fewshot_dpkl.commands.cli import (
+    add_device_arguments,
+    command_line,
+    command_parser,
+    say_passed_over,
+    use_device,
+)
 from fewshot_dpkl.commands.validation import lengthscale_of, make_validate, write_lengthscale
-from fewshot_dpkl.data import load_pixels, open_split
+from fewshot_dpkl.data import load_usable, open_split
 
 
 def parse() -> argparse.Namespace:
@@ -166,8 +172,10 @@ def main() -> None:
     shared = sorted(set(base.class_names) & set(val.class_names))
     if shared:
         raise ValueError(f"class {shared[0]} is in base and in val; keep the classes of the splits apart")
-    validate = make_validate(centre_crop(load_pixels(val, resize), crop), val.labels, arguments.val_per_class)
-    pixels = load_pixels(base, 84 if base.dataset == "mini-imagenet" else 96)
+    val_pixels, val, val_refused = load_usable(val, resize)
+    validate = make_validate(centre_crop(val_pixels, crop), val.labels, arguments.val_per_class)
+    pixels, base, refused = load_usable(base, 84 if base.dataset == "mini-imagenet" else 96)
+    say_passed_over([*refused.items(), *val_refused.items()])
     backbone, history, class_weights = starting_point(arguments)
     if history and class_weights is None:
         class_weights = class_means(backbone, centre_crop(pixels, crop), base.labels)

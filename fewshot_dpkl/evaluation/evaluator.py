@@ -15,7 +15,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from fewshot_dpkl.evaluation.episodes import Episodes, EpisodeSampler
-from fewshot_dpkl.evaluation.features import FeatureSet
+from fewshot_dpkl.evaluation.features import FeatureSet, html_table
 from fewshot_dpkl.evaluation.metrics import Scores, expected_calibration_error, mean_interval, score
 from fewshot_dpkl.heads import Head, as_head
 from fewshot_dpkl.parallel import cores, on_every_core
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeadResult:
     """What one head did, episode by episode; the figures are defined in `evaluation/metrics.py`.
 
@@ -49,6 +49,23 @@ class HeadResult:
     confusion: np.ndarray
     seconds: float
     unseen_auroc: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        return f"HeadResult({', '.join(f'{name} {value}' for name, value in self._figures().items())})"
+
+    def _repr_html_(self) -> str:
+        figures = self._figures()
+        return html_table(list(figures), [list(figures.values())])
+
+    def _figures(self) -> dict[str, str]:
+        """The figures as they are shown, accuracies in percent."""
+        shown = {"episodes": str(len(self.accuracy))}
+        for name, values in self.per_episode.items():
+            percent = 100 if "accuracy" in name else 1
+            mean, interval = (percent * value for value in mean_interval(values))
+            digits = 2 if percent == 100 else 4
+            shown[name] = f"{mean:.{digits}f} ± {interval:.{digits}f}"
+        return {**shown, "ece": f"{self.ece:.4f}", "seconds": f"{self.seconds:.1f}"}
 
     @property
     def ece(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 from collections.abc import Sequence
@@ -19,6 +20,14 @@ from fewshot_dpkl.schema import DEFLATE, Source
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "mini-imagenet-novel-conv4.npz"
 """Features of mini-ImageNet novel classes that come with the package."""
+
+
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table for notebooks."""
+    cells = [[html.escape(str(cell)) for cell in row] for row in rows]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in headings)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +70,19 @@ class FeatureSet:
         return len(self.features)
 
     def __repr__(self) -> str:
+        return f"FeatureSet({', '.join(f'{name} {value}' for name, value in self._about().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(["FeatureSet", ""], list(self._about().items()))
+
+    def _about(self) -> dict[str, Any]:
+        """What identifies it, in a few words."""
         n, d = self.features.shape
-        return f"FeatureSet({n} examples of {len(self.class_names)} classes, {d} features, card={self.card})"
+        backbone = self.card.get("backbone")
+        name = backbone.get("name", backbone.get("backbone")) if isinstance(backbone, dict) else backbone
+        known = {"data set": self.card.get("dataset"), "split": self.card.get("split"), "backbone": name}
+        sizes = {"examples": n, "classes": len(self.class_names), "features": d}
+        return sizes | {key: str(value)[:60] for key, value in known.items() if value is not None}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file: `.npz` (compressed) or `.safetensors`."""

@@ -125,9 +125,7 @@ class Results:
             for model in self.found_models:
                 cells = [self.values(model, size, metric) for metric in self.metrics]
                 if len(cells[0]):
-                    figures = (
-                        f"{c.mean():{f}} ± {deviation(c):{f}}" for c, f in zip(cells, formats, strict=True)
-                    )
+                    figures = (spread(c, deviation(c), f) for c, f in zip(cells, formats, strict=True))
                     rows.append([str(size), model, *figures])
         return markdown(rows)
 
@@ -135,6 +133,12 @@ class Results:
         """`first` minus `second`, trial by trial; None unless both were run."""
         a, b = (self.values(model, size, metric) for model in (first, second))
         return a - b if len(a) and len(a) == len(b) else None
+
+
+def spread(values: np.ndarray, deviation: float, format: str, mark: str = "") -> str:
+    """`mean ± deviation`; of a single value nothing is known but itself. `mark` goes round the mean."""
+    mean = f"{mark}{values.mean():{format}}{mark}"
+    return f"{mean} ± {deviation:{format.lstrip('+')}}" if len(values) > 1 else mean
 
 
 def deviation(values: np.ndarray) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewshot_dpkl.data import load_pixels, read_folder
+from fewshot_dpkl.data import load_pixels, load_usable, open_split, read_folder
 from fewshot_dpkl.data.pixels import decode
 from tests.picture_files import make_folder, picture, zipped
 
@@ -71,7 +71,9 @@ def test_other_files_of_the_same_name_are_not_taken_from_the_cache(folder, tmp_p
 def test_a_broken_picture_is_named_and_nothing_is_left(folder, tmp_path):
     broken = sorted(folder.rglob("*.png"))[4]
     broken.write_bytes(broken.read_bytes()[:40])
-    with pytest.raises(OSError, match=r"base-1/1\.png in .* is not a readable picture .*; download it again"):
+    with pytest.raises(
+        ValueError, match=r"base-1/1\.png in .* is not a readable picture .*; download it again"
+    ):
         load_pixels(read_folder(folder), 20, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -86,3 +88,33 @@ def test_a_full_disk_leaves_nothing_half_written(folder, tmp_path, monkeypatch):
     ):
         load_pixels(read_folder(folder), 20, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_pictures_of_ones_own_that_cannot_be_read_are_passed_over_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEWSHOT_DPKL_CACHE", str(tmp_path / "cache"))
+    root = make_folder(tmp_path, {"own": 2}, per_class=3) / "own"
+    whole = load_pixels(open_split(f"folder:{root}", "all"), 20)
+    (root / "own-0" / "1.png").write_bytes(b"broken")
+    (root / "own-1" / "notes.txt").write_text("no picture")
+    (root / "own-1" / ".DS_Store").touch()
+    (root / "own-1" / "2.png").rename(root / "own-1" / "2")  # the content decides
+    for _ in range(2):  # decoded, and from the cache
+        pixels, split, refused = load_usable(open_split(f"folder:{root}", "all"), 20)
+        assert {name: reason[:26] for name, reason in refused.items()} == {
+            "own-0/1.png": "no picture in a known form",
+            "own-1/notes.txt": "no picture in a known form",
+        }
+        assert np.array_equal(pixels, whole[[0, 2, 3, 4, 5]])
+        assert split.names == ["own-0/0.png", "own-0/2.png", "own-1/0.png", "own-1/1.png", "own-1/2"]
+        assert split.labels.tolist() == [0, 0, 1, 1, 1]
+    with pytest.raises(ValueError, match=r"own-0/1\.png in .* is not a readable picture"):
+        load_pixels(open_split(f"folder:{root}", "all"), 20)
+    for file in (root / "own-0").iterdir():
+        file.write_bytes(b"broken, too")
+    with pytest.raises(
+        ValueError, match=r"class own-0 .* no picture that can be read \(own-0/0\.png: no picture"
+    ):
+        load_usable(open_split(f"folder:{root}", "all"), 20)
+    (root / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"class empty in .* has no picture; give it one, or remove it"):
+        open_split(f"folder:{root}", "all")

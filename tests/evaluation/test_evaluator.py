@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fewshot_dpkl import EpisodeSampler, evaluate, paired_difference
+from fewshot_dpkl import EpisodeSampler, evaluate, make_head, paired_difference
 from fewshot_dpkl.evaluation.evaluator import by_class, paired_differences, run_head
 from fewshot_dpkl.evaluation.metrics import mean_interval
 from tests.heads.test_heads import quick
@@ -141,3 +141,14 @@ def test_results_as_a_data_frame(clusters, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"needs pandas; pip install 'fewshot-dpkl\[pandas\]'"):
         result.to_frame()
+
+
+def test_a_result_says_its_figures_in_a_line_and_in_a_small_table(clusters):
+    sampler = EpisodeSampler(clusters, way=3, shot=2, query=4)
+    result = evaluate({"nn": make_head("nn")}, clusters, sampler, 5)["nn"]
+    text = repr(result)
+    assert text.startswith(f"HeadResult(episodes 5, accuracy {100 * result.accuracy.mean():.2f} ± ")
+    assert f"nll {result.nll.mean():.4f} ± " in text
+    assert "\n" not in text
+    assert len(text) < 200
+    assert f"<td>{result.ece:.4f}</td>" in result._repr_html_()

@@ -1,3 +1,5 @@
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -93,3 +95,56 @@ def test_a_changed_file_does_not_pass_its_checksum(tmp_path):
     (tmp_path / "f.safetensors").write_bytes(data)
     with pytest.raises(ValueError, match=r"damaged|labels"):
         FeatureSet.load(tmp_path / "f.safetensors")
+
+
+def test_a_feature_set_says_what_it_is_in_a_line_and_in_a_small_table(clusters):
+    card = {
+        "backbone": {"name": "conv4", "weights": list(range(500))},
+        "dataset": "<b>birds</b>",
+        "split": "novel",
+    }
+    made = FeatureSet(clusters.features, clusters.labels, clusters.class_names, card)
+    assert repr(made) == (
+        "FeatureSet(examples 240, classes 8, features 40, data set <b>birds</b>, split novel, backbone conv4)"
+    )
+    assert "<td>240</td>" in made._repr_html_()
+    assert "&lt;b&gt;birds" in made._repr_html_()
+    assert len(made._repr_html_()) < 700
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_whole_numbers_are_features_too(suffix, tmp_path):
+    x, y = np.arange(12).reshape(6, 2), np.array([0, 0, 0, 1, 1, 1])
+    made = FeatureSet(x, y, ["a", "b"])
+    assert made.features.dtype == np.float32
+    made.save(tmp_path / f"f{suffix}")
+    assert np.array_equal(FeatureSet.load(tmp_path / f"f{suffix}").features, x)
+    if suffix == ".npz":
+        np.savez(tmp_path / "foreign.npz", X=x.astype(np.uint8), y=y)
+    else:
+        save_file({"X": x.astype(np.int64), "y": y}, tmp_path / "foreign.safetensors")
+    assert np.array_equal(FeatureSet.load(tmp_path / f"foreign{suffix}").features, x)
+    assert FeatureSet.from_arrays(x > 3, y).features.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ([], "no JSON object"),
+        ({"class_names": "ab"}, "class_names is ab, expected list"),
+        ({"class_names": ["a", 3]}, "class_names is"),
+        ({"class_names": ["a"]}, "labels 0 to 1 but 1 class names"),
+        ({"class_names": ["a", "b"], "card": 7}, "card is 7, expected dict"),
+        ({"class_names": ["a", "b"], "card": {"x": float("inf")}}, "finite numbers"),
+        ({"class_names": ["a", "b"], "card": {"checksum": "0"}}, "its checksum does not fit"),
+    ],
+)
+def test_a_header_that_cannot_be_right_is_refused(header, words, tmp_path):
+    arrays = {"features": np.ones((4, 2), np.float32), "labels": np.array([0, 0, 1, 1])}
+    save_file(arrays, tmp_path / "f.safetensors", metadata={"header": json.dumps(header)})
+    with pytest.raises(ValueError, match=words):
+        FeatureSet.load(tmp_path / "f.safetensors")
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(tmp_path / "f.npz", header=text, **arrays)
+    with pytest.raises(ValueError, match=words):
+        FeatureSet.load(tmp_path / "f.npz")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fewshot_dpkl.experiments.mnist.report import report
+from fewshot_dpkl.experiments.results import Results, spread
 from fewshot_dpkl.experiments.results_page import COMPARED, Cell, cells, draw, main_table, page, rival_table
 
 TASKS = ("mini-ImageNet", "CUB")
@@ -61,3 +63,15 @@ def test_the_page_holds_every_head_and_the_figures_of_the_paper(results, tmp_pat
     assert "30 episodes (seed 4" in text
     draw(results, TASKS, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"reliability.png", "shots.png"}
+
+
+def test_a_single_trial_shows_no_deviation(tmp_path):
+    results = Results(tmp_path, {"trials": 1}, ("error", "nll"), ("blr", "dpkl"))
+    for model, error in (("blr", 12.0), ("dpkl", 11.0)):
+        results.add([{"model": model, "size": 50, "trial": 0, "error": error, "nll": 0.5}])
+    text = report(results)
+    assert "| 50 | blr | 12.00 | 0.500 |" in text
+    assert "-1.00 | 1/1" in text
+    assert "± 0.0" not in text
+    results.add([{"model": "bnn", "size": 50, "trial": t, "error": t, "nll": 0.5} for t in (1.0, 3.0)])
+    assert spread(results.values("bnn", 50, "error"), 1.414, ".2f", "**") == "**2.00** ± 1.41"

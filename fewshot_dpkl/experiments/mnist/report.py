@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fewshot_dpkl.evaluation.tables import markdown
-from fewshot_dpkl.experiments.results import Results, deviation
+from fewshot_dpkl.experiments.results import Results, deviation, spread
 
 METRICS = ("error", "nll")
 PAIRS = (
@@ -34,7 +34,7 @@ def paired_table(results: Results) -> str:
             row = [f"{first} - {second}", str(size)]
             for values, decimals in ((error, 2), (nll, 3)):
                 interval = deviation(values) / len(values) ** 0.5
-                row.append(f"{values.mean():+.{decimals}f} ± {interval:.{decimals}f}")
+                row.append(spread(values, interval, f"+.{decimals}f"))
                 row.append(f"{(values < 0).sum()}/{len(values)}")
             saved = -100 * nll.mean() / results.values(second, size, "nll").mean()
             rows.append([*row, f"{saved:.0f} %"])

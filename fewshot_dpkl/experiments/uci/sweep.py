@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fewshot_dpkl.evaluation.tables import markdown
 from fewshot_dpkl.experiments import results
-from fewshot_dpkl.experiments.results import deviation
+from fewshot_dpkl.experiments.results import deviation, spread
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.parallel import on_every_core
 from fewshot_dpkl.regression.estimators import DKLRegressor, DPKLRegressor, EmbeddingGP, GPRegressor
@@ -198,7 +198,7 @@ class Results(results.Results):
             least = min((cell.mean() for cell in cells if len(cell)), default=None)
             marks = ["**" if len(cell) and cell.mean() == least else "" for cell in cells]
             return [
-                f"{mark}{cell.mean():.3f}{mark} ± {deviation(cell):.3f}" if len(cell) else ""
+                spread(cell, deviation(cell), ".3f", mark) if len(cell) else ""
                 for mark, cell in zip(marks, cells, strict=True)
             ]
 
@@ -216,7 +216,7 @@ class Results(results.Results):
                     shown.append("")
                     continue
                 error = deviation(a - b) / len(a) ** 0.5
-                shown.append(f"{(a - b).mean():+.3f} ± {error:.3f} ({(a < b).sum()}/{len(a)})")
+                shown.append(f"{spread(a - b, error, '+.3f')} ({(a < b).sum()}/{len(a)})")
             return shown
 
         found = self.names("model")
