@@ -41,7 +41,7 @@ from fewshot_dpkl import HEADS, DPKLHead, EpisodeSampler, FeatureSet, Head, eval
 from fewshot_dpkl.evaluation.evaluator import score_head
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.heads.training.compiled import run_steps
+from fewshot_dpkl.heads.training import compiled
 from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.parallel import on_every_core
 
@@ -104,11 +104,11 @@ def rivals() -> dict[str, Callable[..., np.ndarray | Tensor]]:
 def compiler(wanted: bool) -> Iterator[None]:
     """Take training steps with the C compiler or, if it is not wanted, without."""
     os.environ["FEWSHOT_DPKL_COMPILE"] = str(int(wanted))
-    run_steps.cache_clear()
-    run_steps()  # compile it now, if it never was
+    compiled.forget()
+    compiled.library()  # compile it now, if it never was
     yield
     del os.environ["FEWSHOT_DPKL_COMPILE"]
-    run_steps.cache_clear()
+    compiled.forget()
 
 
 class PeakMemory:
@@ -362,7 +362,7 @@ def main() -> None:
         }
         document = {
             "cores": cores,
-            "compiled": run_steps() is not None,
+            "compiled": compiled.library() is not None,
             "heads": heads,
             "peak_memory_mb": memory,
             "workers": workers,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, relu
 
-from fewshot_dpkl.heads.training.draws import Draws
+from fewshot_dpkl.heads.training.draws import Draws, uniform_weights
 
 
 def features(z: Tensor, frequencies: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ def dpkl(
     n, features = support.shape
     classes = int(labels.max()) + 1
     draws = Draws(seed)
-    drawn = support.new_empty(features, embeddings, latent)
-    draws.fill_uniform(drawn, (2 / (features + latent)) ** 0.5)
+    deviation = (2 / (features + latent)) ** 0.5
+    drawn = uniform_weights(draws.stream(), (features, embeddings, latent), deviation).to(support)
     weights = [weight.contiguous() for weight in drawn.unbind(1)]
     thetas = list(draws.normal(particles, classes, latent).to(support) * latent**-0.5)
     orders = draws.orders(epochs, n)

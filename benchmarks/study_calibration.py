@@ -32,7 +32,7 @@ from fewshot_dpkl.heads.calibrated import (
 from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.heads.training.draws import Draws
 from fewshot_dpkl.heads.training.layers import Points
-from fewshot_dpkl.heads.training.particle import train
+from fewshot_dpkl.heads.training.particle import Training
 from fewshot_dpkl.heads.training.similarity import FreeClassWeights
 
 
@@ -131,12 +131,12 @@ class LearntInTheLoop(CalibratedDPKLHead):
         theta = means + noise * (self.diversity * (TYPICAL * points.shape[-1]) ** -0.5)  # E P C r
         for _ in range(self.steps // 2):
             scale = (log_precision / 2).exp()[:, None, None]
-            theta = train(
+            theta = Training(
                 Points(points * scale), labels, theta * scale[..., None], FreeClassWeights(),
                 torch.arange(n).expand(len(points), 2, -1), batch_size=n,
                 learning_rate=self.learning_rate / (shot + self.prior), prior=self.prior / 2,
                 prior_mean=means * scale[..., None], check_every=2, optimizer="sgd",
-            ).theta / scale[..., None]  # fmt: skip
+            ).run().theta / scale[..., None]  # fmt: skip
             log_precision = self._ascend(log_precision, points, labels, theta)
         class_weights = (span.to_features(theta.flatten(1, 2).mT)).mT.unflatten(1, theta.shape[1:3])
         scale = (log_precision / 2).exp()[:, None, None]

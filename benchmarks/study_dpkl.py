@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate
 from fewshot_dpkl.evaluation.features import SHIPPED
@@ -29,8 +30,8 @@ from fewshot_dpkl.heads.training.similarity import Similarity
 class SharedStart(DPKLHead):
     """All episodes start from the same layers; class weights and minibatches stay their own."""
 
-    def _draws_of_layers(self, draws: Draws) -> Draws:
-        return Draws(0)
+    def _streams(self, draws: Sequence[Draws]) -> Tensor:
+        return Draws(0).stream().expand(len(draws), -1)
 
 
 class JudgedByAllFrequencies(DPKLHead):

@@ -39,8 +39,8 @@ def test_a_shared_start_leaves_the_other_draws_alone():
     own, shared = (
         kind(**still).fit_episodes(x, labels, [5, 6]) for kind in (DPKLHead, study_dpkl.SharedStart)
     )
-    assert not torch.equal(own["weights"][0], own["weights"][1])
-    assert torch.equal(shared["weights"][0], shared["weights"][1])
+    assert not torch.equal(own["start"][0], own["start"][1])
+    assert torch.equal(shared["start"][0], shared["start"][1])
     assert torch.equal(own["class_weights"], shared["class_weights"])
 
 

@@ -52,6 +52,10 @@ class Head(ClassifierMixin, BaseEstimator):
         """The same from each of P posterior particles, `[E, q, P, C]`; P = 1 for a head that keeps none."""
         return self.log_proba_episodes(state, query)[:, :, None]
 
+    def whole(self, state: State) -> State:
+        """`state` as a single fitted head keeps it, where episodes in their hundreds keep less."""
+        return state
+
     # scikit-learn's view: one episode
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Head:
@@ -67,7 +71,7 @@ class Head(ClassifierMixin, BaseEstimator):
         self._order = np.argsort(np.argsort(first))  # inside number of each sorted class
         support = torch.as_tensor(features, device=_device_of(X))[None]
         labels = torch.as_tensor(self._order[codes.ravel()], device=support.device)[None]
-        state = self.fit_episodes(support, labels, [self._seed()])
+        state = self.whole(self.fit_episodes(support, labels, [self._seed()]))
         self.state_ = {key: value.contiguous() for key, value in state.items()}  # as it will be read back
         return self
 

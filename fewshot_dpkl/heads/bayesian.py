@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from fewshot_dpkl.heads.base import Head, State, unit
 from fewshot_dpkl.heads.training.draws import Draws
 from fewshot_dpkl.heads.training.layers import FreeLayers, Points
-from fewshot_dpkl.heads.training.particle import Particles, predict, predict_by_particle, train
+from fewshot_dpkl.heads.training.particle import Particles, Training, predict_by_particle, predictive
 from fewshot_dpkl.heads.training.similarity import DotProduct, ExactKernel, PairedProduct, Similarity
 from fewshot_dpkl.particles import Bandwidth
 
@@ -48,12 +49,18 @@ class ParticleHead(Head):
         raise NotImplementedError
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
-        particles = Particles(state.get("weights"), state["class_weights"])
-        return predict(unit(query), particles, self._similarity(query))
+        return predictive(self.particle_log_proba_episodes(state, query))
 
     def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         particles = Particles(state.get("weights"), state["class_weights"])
         return predict_by_particle(unit(query), particles, self._similarity(query))
+
+    def _training(self, **parts: Any) -> Training:
+        """Training with the settings of this head."""
+        return Training(
+            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
+            rule=self.bandwidth, repulsion=self.repulsion, **parts,
+        )  # fmt: skip
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -97,11 +104,10 @@ class BLRHead(ParticleHead):
         layers = Points(points, judged)
         if weights is not None:
             layers = FreeLayers(points, weights, "adam", self.learning_rate, judged)
-        trained = train(
-            layers, labels, theta, self._similarity(support), orders,
-            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, repulsion=self.repulsion, judged_labels=judged_labels, on_check=on_check,
-        )  # fmt: skip
+        trained = self._training(
+            layers=layers, labels=labels, theta=theta, similarity=self._similarity(support), orders=orders,
+            judged_labels=judged_labels, on_check=on_check,
+        ).run()  # fmt: skip
         state = {"class_weights": trained.theta}
         return state if trained.weights is None else {"weights": trained.weights, **state}
 

@@ -12,7 +12,7 @@ from fewshot_dpkl.heads.base import Head, State, one_hot, unit
 from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.heads.training.draws import Draws
 from fewshot_dpkl.heads.training.layers import Points
-from fewshot_dpkl.heads.training.particle import Particles, predict, predict_by_particle, train
+from fewshot_dpkl.heads.training.particle import Particles, Training, predict, predict_by_particle
 from fewshot_dpkl.heads.training.similarity import FreeClassWeights
 from fewshot_dpkl.kernels import squared_distances
 from fewshot_dpkl.particles import Bandwidth
@@ -77,12 +77,12 @@ class CalibratedDPKLHead(Head):
         shape = (self.particles, classes, points.shape[-1])
         noise = torch.stack([Draws(seed).normal(*shape) for seed in seeds]).to(points)
         start = means + noise * (self.diversity * points.shape[-1] ** -0.5)
-        trained = train(
+        trained = Training(
             Points(points), labels, start, FreeClassWeights(),
             torch.arange(n, device=labels.device).expand(len(points), self.steps, -1),
             batch_size=n, learning_rate=self.learning_rate / (shot + self.prior), prior=self.prior / 2,
             prior_mean=means, rule=self.bandwidth, check_every=self.steps, optimizer="sgd",
-        )  # fmt: skip
+        ).run()  # fmt: skip
         class_weights = span.to_features(trained.theta.flatten(1, 2).transpose(-1, -2)).transpose(-1, -2)
         return {"class_weights": class_weights.unflatten(1, shape[:2]), "scale": scale}
 

@@ -12,21 +12,29 @@ from torch import Tensor
 
 from fewshot_dpkl.heads.base import State, unit
 from fewshot_dpkl.heads.bayesian import ParticleHead, Validation, scaled
-from fewshot_dpkl.heads.training.draws import Draws
-from fewshot_dpkl.heads.training.layers import FreeLayers, Optimizer, SpanLayers
-from fewshot_dpkl.heads.training.particle import train
+from fewshot_dpkl.heads.training.draws import Draws, Start
+from fewshot_dpkl.heads.training.layers import FreeLayers, Optimizer, SpanLayers, through
+from fewshot_dpkl.heads.training.particle import answer
 from fewshot_dpkl.heads.training.similarity import ExactKernel, FourierKernel, Similarity
 from fewshot_dpkl.kernels import random_frequencies
 
 Kernel = Literal["rff", "exact"]
-Start = Literal["uniform", "normal"]
 
 
 @lru_cache(maxsize=8)
-def _frequencies(latent: int, number: int, seed: int) -> Tensor:
-    """The orthogonal random frequencies `[number, latent]` of a seed, at ℓ = 1; not to be written to."""
+def _fourier_kernel(
+    latent: int,
+    number: int,
+    per_step: int,
+    seed: int,
+    lengthscale: float,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> FourierKernel:
+    """With the orthogonal random frequencies of a seed."""
     generator = torch.Generator().manual_seed(seed)
-    return random_frequencies(latent, number, orthogonal=True, generator=generator)
+    frequencies = random_frequencies(latent, number, orthogonal=True, generator=generator)
+    return FourierKernel(frequencies.to(device, dtype) / lengthscale, per_step)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -69,7 +77,7 @@ class DPKLHead(ParticleHead):
     lengthscale: float = 1.0
     embeddings: int = 10
     latent: int = 128
-    start: Start = "uniform"
+    start: Literal["uniform", "normal"] = "uniform"
     optimizer: Optimizer = "adam"
     kappa_every: int = 25
     check_every: int = 10
@@ -81,34 +89,21 @@ class DPKLHead(ParticleHead):
             return ExactKernel(self.lengthscale)
         if self.kernel != "rff":
             raise ValueError(f"unknown kernel {self.kernel!r}; use 'rff' or 'exact'")
-        number = self.frequencies or 10 * self.latent
-        return FourierKernel(
-            _frequencies(self.latent, number, self.frequency_seed).to(like) / self.lengthscale
-        )
-
-    def _similarities_of_steps(self, model: Similarity) -> list[Similarity]:
-        """What the training steps look at in turn: blocks of the frequencies, or all of a closed form."""
-        if not isinstance(model, FourierKernel):
-            return [model]
-        blocks = model.frequencies.split(self.frequencies_per_step or self.latent)
-        return [FourierKernel(block) for block in blocks]
-
-    def _draws_of_layers(self, draws: Draws) -> Draws:
-        """What the layers of an episode with these draws are drawn from."""
-        return draws
-
-    def _start_layers(self, draws: Draws, layers: Tensor, deviation: float) -> None:
-        """Draw the layers `[rows, m, d]` that an episode starts from, or the next rows of them."""
-        if self.start == "uniform":
-            draws.fill_uniform(layers, deviation)
-        elif self.start == "normal":
-            layers.copy_(draws.normal(*layers.shape) * deviation)
-        else:
-            raise ValueError(f"unknown start {self.start!r}; use 'uniform' or 'normal'")
+        number, per_step = self.frequencies or 10 * self.latent, self.frequencies_per_step or self.latent
+        of = (self.latent, number, per_step, self.frequency_seed, self.lengthscale)
+        return _fourier_kernel(*of, like.dtype, like.device)
 
     def _judge(self, model: Similarity) -> Similarity:
         """What the training error is measured with: the kernel that random features estimate, far cheaper."""
         return ExactKernel(self.lengthscale)
+
+    def _streams(self, draws: Sequence[Draws]) -> Tensor:
+        """What the layers of episodes with these draws are drawn from: `[E, 4]`."""
+        return torch.stack([draw.stream() for draw in draws])
+
+    def _start(self, features: int, streams: Tensor | None, given: Tensor | None = None) -> Start:
+        deviation = (2 / (features + self.latent)) ** 0.5  # Glorot
+        return Start((features, self.embeddings, self.latent), deviation, streams, given)
 
     @torch.no_grad()
     def fit_episodes(
@@ -119,44 +114,60 @@ class DPKLHead(ParticleHead):
         validation: Validation | None = None,
         on_check: Callable[[int], None] | None = None,
     ) -> State:
-        (episodes, n, features), points = support.shape, unit(support)
+        (_, n, features), points = support.shape, unit(support)
         in_span = self.span and n < features
         if validation is not None and in_span:
             raise ValueError("a validation set is not in the span of the support set; use span=False")
-        span = None
-        if in_span:
-            span = SpanLayers(points, self.embeddings, self.latent, self.optimizer, self.learning_rate)
-        weights = support.new_empty(episodes, features, self.embeddings, self.latent)
-        deviation = (2 / (features + self.latent)) ** 0.5  # Glorot
-        rows = features if span is None else 200  # of the layers at a time: they stay in cache
-        theta, orders = [], []
-        for e, seed in enumerate(seeds):
-            draws = Draws(seed)
-            draws_of_layers = self._draws_of_layers(draws)
-            for first in range(0, features, rows):
-                some = slice(first, first + rows)
-                self._start_layers(draws_of_layers, weights[e, some], deviation)
-                if span is not None:
-                    span.begin(e, some, weights[e, some])
-            theta.append(draws.normal(self.particles, int(labels.max()) + 1, self.latent) * self.latent**-0.5)
-            orders.append(draws.orders(self.epochs, n))
-        judged, judged_labels = scaled(validation)
-        similarity = self._similarity(support)
-        trained = train(
-            span or FreeLayers(points, weights, self.optimizer, self.learning_rate, judged), labels,
-            torch.stack(theta).to(support), self._judge(similarity) if validation is None else similarity,
-            torch.stack(orders).to(labels.device), of_steps=self._similarities_of_steps(similarity),
-            batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
-            rule=self.bandwidth, repulsion=self.repulsion, kappa_every=self.kappa_every,
-            check_every=self.check_every, optimizer=self.optimizer, judged_labels=judged_labels,
-            on_check=on_check,
-        )  # fmt: skip
-        assert trained.weights is not None
-        if span is None:
-            weights = trained.weights
+        draws = [Draws(seed) for seed in seeds]
+        if self.start == "uniform":
+            start = self._start(features, self._streams(draws))
+        elif self.start == "normal":
+            start = self._start(features, None)
+            normal = torch.stack([draw.normal(*start.shape) for draw in draws])
+            start.given = normal.mul_(start.deviation)
         else:
-            span.add_to(weights, trained.weights)
-        return {"weights": weights, "class_weights": trained.theta}
+            raise ValueError(f"unknown start {self.start!r}; use 'uniform' or 'normal'")
+        shape = (self.particles, int(labels.max()) + 1, self.latent)
+        theta = torch.stack([draw.normal(*shape) for draw in draws]).to(support) * self.latent**-0.5
+        orders = torch.stack([draw.orders(self.epochs, n) for draw in draws]).to(labels.device)
+        judged, judged_labels = scaled(validation)
+        layers: SpanLayers | FreeLayers
+        if in_span:
+            layers = SpanLayers(points, start, self.optimizer, self.learning_rate)
+        else:
+            layers = FreeLayers(points, start.weights(support), self.optimizer, self.learning_rate, judged)
+        similarity = self._similarity(support)
+        trained = self._training(
+            layers=layers, labels=labels, theta=theta, similarity=similarity, orders=orders,
+            judge=self._judge(similarity) if validation is None else similarity, optimizer=self.optimizer,
+            kappa_every=self.kappa_every, check_every=self.check_every, judged_labels=judged_labels,
+            on_check=on_check,
+        ).run()  # fmt: skip
+        assert trained.weights is not None
+        state = {"weights": trained.weights, "class_weights": trained.theta}
+        if isinstance(layers, FreeLayers):
+            return state
+        state = {"moved": trained.weights, "reach": layers.reach, "class_weights": trained.theta}
+        if support.device.type == "cpu" and start.streams is not None:
+            return {"start": start.streams, **state}
+        return self.whole({"given": start.weights(support), **state})
+
+    def whole(self, state: State) -> State:
+        """With all of the layers, where a state knows them by the stream they began from and their moves."""
+        if "weights" in state:
+            return state
+        start = self._start(state["reach"].shape[-1], state.get("start"), state.get("given"))
+        weights = start.weights(state["moved"])
+        weights += through(state["reach"].transpose(-1, -2), state["moved"])
+        return {"weights": weights, "class_weights": state["class_weights"]}
+
+    def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        if "weights" in state:
+            return super().particle_log_proba_episodes(state, query)
+        points = unit(query)
+        hidden = self._start(points.shape[-1], state["start"]).through(points)[0]
+        hidden += through(points @ state["reach"].transpose(-1, -2), state["moved"])
+        return answer(hidden, state["class_weights"], self._similarity(query), layered=True)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

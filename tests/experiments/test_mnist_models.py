@@ -17,7 +17,7 @@ from fewshot_dpkl.experiments.mnist.sweep import Cell, run_cell, run_cells
 from fewshot_dpkl.heads.base import one_hot, unit
 from fewshot_dpkl.heads.bayesian import BLRHead, BNNHead
 from fewshot_dpkl.heads.training.layers import FreeLayers
-from fewshot_dpkl.heads.training.particle import directions, look_at_kernels, predict, train
+from fewshot_dpkl.heads.training.particle import Training, directions, look_at_kernels, predict
 from fewshot_dpkl.heads.training.similarity import ExactKernel, PairedProduct
 from fewshot_dpkl.kernels import fourier_features
 from fewshot_dpkl.particles import particle_kernel, svgd_direction
@@ -48,8 +48,7 @@ def test_directions_of_a_bayesian_network_agree_with_autograd(cosine, repulsion)
         whole = torch.cat([weights.flatten(2), theta.flatten(2)], -1)  # E m p
         expected = -svgd_direction(whole, torch.cat([s.flatten(2) for s in scores], -1), repulsion=repulsion)
         layers = FreeLayers(inputs, weights.transpose(1, 2).contiguous(), "sgd", 1.0)
-        before, everything = layers.values.clone(), slice(0, 4)
-        layers.shuffle(torch.arange(4).expand(3, -1))
+        before, everything = layers.values.clone(), torch.arange(4).expand(3, -1)
         mixing = look_at_kernels(theta, layers.distances(), joint=True, prior=0.01, repulsion=repulsion)
         similarity, settings = PairedProduct(cosine), dict(n=9, prior=0.01)
         gradient, step = directions(layers.hidden(everything), targets, theta, similarity, mixing, **settings)
@@ -101,14 +100,14 @@ def test_the_parameters_with_the_least_validation_error_are_kept(similarity):
     def layers():
         return FreeLayers(x, start, "adam", 0.1, judged=xv)
 
-    kept = train(layers(), y, theta, similarity, orders, judged_labels=yv, on_check=looks.append, **settings)
+    parts = (y, theta, similarity)
+    kept = Training(layers(), *parts, orders, judged_labels=yv, on_check=looks.append, **settings).run()
     assert looks == [10, 20, 30, 40, 50]
     seen = []
     for epochs in looks:
         orders_so_far = orders[:, :epochs]
-        now = train(
-            layers(), y, theta, similarity, orders_so_far, judged_labels=yv, check_every=epochs, **settings
-        )
+        settings |= dict(check_every=epochs)
+        now = Training(layers(), *parts, orders_so_far, judged_labels=yv, **settings).run()
         log_p = predict(xv, now, similarity)
         wrong = (log_p.argmax(-1) != yv).float().mean(1)
         seen.append([(float(wrong[e]), float(mean_nll(log_p, yv)[e]), now.theta[e]) for e in range(3)])

@@ -1,10 +1,15 @@
-"""The random numbers of one episode."""
+"""The random numbers of one episode, and the layers that training starts from."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fewshot_dpkl.heads.training import native
 
 
 class Draws:
@@ -12,7 +17,7 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.bits = np.random.SFC64(seed)  # a stream of its own, for `fill_uniform`
+        self.seed = seed
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator)
@@ -25,13 +30,57 @@ class Draws:
         """A permutation of n points for every epoch: `[epochs, n]`."""
         return self.uniform(epochs, n).argsort(-1)
 
-    def fill_uniform(self, tensor: Tensor, deviation: float) -> None:
-        """Uniform around zero with this standard deviation, in 2¹⁵ even steps, from a stream of its own.
+    def stream(self) -> Tensor:
+        """The state `[4]` of a stream of bits of its own, numpy's SFC64: the seed of millions of weights."""
+        state = np.random.SFC64(self.seed).state["state"]["state"]
+        return torch.from_numpy(state.view(np.int64).copy())
 
-        For millions of initial weights: 16 raw bits each take a fifth of the time of a normal number. Filling
-        a tensor piece by piece gives the same numbers if the pieces are multiples of four.
-        """
-        count = tensor.numel()
-        bits = self.bits.random_raw(-(-count // 4)).view(np.int16)[:count]
-        bits |= 1  # odd numbers from -32767 to 32767: as many below zero as above
-        tensor.copy_(torch.from_numpy(bits).view_as(tensor)).mul_(deviation * 3**0.5 / 2**15)
+
+def uniform_weights(stream: Tensor, shape: Sequence[int], deviation: float) -> Tensor:
+    """Uniform around zero with this standard deviation, in 2¹⁵ even steps, from the stream of `Draws`.
+
+    For millions of initial weights: 16 raw bits each take a fifth of the time of a normal number.
+    """
+    bits_of = np.random.SFC64(0)
+    state = bits_of.state
+    state["state"]["state"] = stream.numpy().view(np.uint64)
+    bits_of.state = state
+    count = int(np.prod(shape))
+    bits = bits_of.random_raw(-(-count // 4)).view(np.int16)[:count]
+    bits |= 1  # odd numbers from -32767 to 32767: as many below zero as above
+    return torch.from_numpy(bits.astype(np.float32)).view(*shape).mul_(deviation * 3**0.5 / 2**15)
+
+
+@dataclass
+class Start:
+    """Random layers `[E, D, m, d]`, as they stand or as the streams that they are drawn from.
+
+    An episode's layers are megabytes, and its stream four numbers: they are drawn again where needed.
+    """
+
+    shape: tuple[int, int, int]  # D, m, d
+    deviation: float
+    streams: Tensor | None = None  # E 4
+    given: Tensor | None = None  # E D m d
+
+    def weights(self, like: Tensor) -> Tensor:
+        """All of them, of the type and on the device of `like`."""
+        if self.given is not None:
+            return self.given.to(like)
+        assert self.streams is not None
+        return torch.stack(
+            [uniform_weights(stream, self.shape, self.deviation) for stream in self.streams]
+        ).to(like)
+
+    def through(self, points: Tensor, products: bool = False) -> tuple[Tensor, Tensor]:
+        """What they make of points `[E, b, D]`: `[E, b, m, d]`; their products `[E, m, m]`, if wanted."""
+        if self.streams is not None and native.knows(points):
+            return native.through_start(self.streams, points, self.shape, self.deviation, products)
+        hidden, of_layers = [], []
+        for e, some in enumerate(points):  # one at a time: each is megabytes
+            own = (None if part is None else part[e : e + 1] for part in (self.streams, self.given))
+            weights = Start(self.shape, self.deviation, *own).weights(points)[0]
+            hidden.append((some @ weights.flatten(1)).unflatten(-1, self.shape[1:]))
+            by_layer = weights.transpose(0, 1).flatten(1)
+            of_layers.append(by_layer @ by_layer.T if products else points.new_empty(0))
+        return torch.stack(hidden), torch.stack(of_layers)

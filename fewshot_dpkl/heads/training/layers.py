@@ -1,21 +1,20 @@
 """The layers x → x w_l of a particle classifier: what they make of the support points, and how they move.
 
 `Points` has no layer, `FreeLayers` moves every weight, and `SpanLayers` trains the same layers with n/D of
-the work by the support-span identity: a step of gradient descent changes W by XᵀA, so the values XW at the
-support points change by XXᵀA, and training needs no W at all.
+the work by the support-span identity: a step of gradient descent changes W by XᵀA, so training needs to know
+only A, n numbers a unit, and what the layers make of the support points.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from fewshot_dpkl.heads.base import widest
-from fewshot_dpkl.heads.span import roots
+from fewshot_dpkl.heads.training import native
+from fewshot_dpkl.heads.training.draws import Start
 from fewshot_dpkl.particles import distances_from_products
 
 Optimizer = Literal["adam", "sgd", "momentum"]
@@ -31,29 +30,30 @@ class Points:
     """
 
     values: Tensor | None = None
-    """`[E, r, m, d]`, what training moves."""
+    """What training moves: `[E, ., m, d]`."""
 
     def __init__(self, points: Tensor, judged: Tensor | None = None) -> None:
         self.points = points
         self.judged = points if judged is None else judged
 
-    def shuffle(self, order: Tensor) -> None:
-        """The order `[E, n]` of the points in the epoch that begins; minibatches are slices of it."""
-        self.shuffled = take(self.points, order)
-
-    def hidden(self, batch: slice) -> Tensor:
-        """What the layers make of a minibatch, before the ReLU: `[E, b, m, d]`."""
-        return self.shuffled[:, batch, None]
+    def hidden(self, rows: Tensor) -> Tensor:
+        """What the layers make of some points, `[E, b]`, before the ReLU: `[E, b, m, d]`."""
+        return take(self.points, rows)[:, :, None]
 
     def hidden_of_judged(self) -> Tensor:
-        """The same of the points that the error is measured on: `[E, v, m, d]`, not to be written to."""
+        """The same of the points that the error is measured on: `[E, v, m, d]`."""
         return self.judged[:, :, None]
+
+    def products(self) -> Tensor | None:
+        """Inner products between the m layers: `[E, m, m]`."""
+        return None
 
     def distances(self) -> Tensor | None:
         """Squared distances between the m layers: `[E, m, m]`."""
-        return None
+        products = self.products()
+        return None if products is None else distances_from_products(products)
 
-    def move(self, batch: slice, gradient: Tensor, drift: Tensor | None) -> None:
+    def move(self, rows: Tensor, gradient: Tensor, drift: Tensor | None) -> None:
         """A step: `gradient` `[E, b, m, d]` is that of the loss in `hidden`, mixed by κ.
 
         `drift` `[E, m, m]` is what prior and repulsion of SVGD make of the layers themselves.
@@ -75,36 +75,29 @@ class FreeLayers(Points):
     ) -> None:
         super().__init__(points, judged)
         self.values = weights.clone()
-        self.direction = torch.empty_like(weights)  # kept: fresh memory would cost more
         self.optimise = make_optimizer(optimizer, self.values, learning_rate)
 
-    def _through(self, points: Tensor) -> Tensor:
-        # What the m layers make of one input lies side by side, so that one matrix product serves them all.
-        return torch.bmm(points, self.values.flatten(2)).unflatten(-1, self.values.shape[2:])
-
-    def hidden(self, batch: slice) -> Tensor:
-        return self._through(self.shuffled[:, batch])
+    def hidden(self, rows: Tensor) -> Tensor:
+        return through(take(self.points, rows), self.values)
 
     def hidden_of_judged(self) -> Tensor:
-        return self._through(self.judged)
+        return through(self.judged, self.values)
 
-    def distances(self) -> Tensor:
-        return distances_from_products(layer_products(self.values))
+    def products(self) -> Tensor:
+        return layer_products(self.values)
 
-    def move(self, batch: slice, gradient: Tensor, drift: Tensor | None) -> None:
-        points = self.shuffled[:, batch].transpose(-1, -2)
-        torch.bmm(points, gradient.flatten(2), out=self.direction.flatten(2))
+    def move(self, rows: Tensor, gradient: Tensor, drift: Tensor | None) -> None:
+        direction = through(take(self.points, rows).transpose(-1, -2), gradient)
         if drift is not None:
-            of_rows = drift.repeat_interleave(self.values.shape[1], dim=0)  # ED m m
-            self.direction.flatten(0, 1).baddbmm_(of_rows, self.values.flatten(0, 1))
-        self.optimise(self.direction)
+            direction += torch.einsum("eij,ekjd->ekid", drift, self.values)
+        self.optimise(direction)
 
 
-class SpanLayers:
-    """m layers known by their values XW at the support points: n numbers a unit instead of D.
+class SpanLayers(Points):
+    """m layers W = W₀ + CXᵀB known by B, `values`: n numbers a unit instead of D.
 
     The gradient of any loss of XW in W is XᵀA, and the optimisers here step along CXᵀP, where P is made of
-    the A so far and C scales the features. So XW moves by KP with K = XCXᵀ, and W = W₀ + CXᵀK⁺(XW - XW₀).
+    the A so far and C scales the features. So W stays W₀ + CXᵀB, and XW = XW₀ + KB with K = XCXᵀ.
 
     - SGD and momentum have C = 1: the steps are those that they take in all D dimensions.
     - Adam divides the gradient g_kj by the root of its mean square v_kj, one number for every weight. Here it
@@ -113,13 +106,14 @@ class SpanLayers:
       C = diag(r_k)^(-1/2), and the steps are again those that this optimiser takes in all D dimensions.
 
     Args:
-        points: support points `[E, n, D]`, n < D.
-        embeddings, latent: m and d.
+        points: support points `[E, n, D]`.
+        start: W₀, m layers to d units.
     """
 
-    def __init__(
-        self, points: Tensor, embeddings: int, latent: int, optimizer: Optimizer, learning_rate: float
-    ) -> None:
+    values: Tensor
+
+    def __init__(self, points: Tensor, start: Start, optimizer: Optimizer, learning_rate: float) -> None:
+        super().__init__(points)
         check_optimizer(optimizer)
         self.adam, self.learning_rate, self.steps = optimizer == "adam", learning_rate, 0
         self.keep = 0.0 if optimizer == "sgd" else MOMENTUM  # of the directions so far
@@ -127,111 +121,62 @@ class SpanLayers:
         if self.adam:
             shares = x.square().mean(1)  # r_k: E D
             reach = x * torch.where(shares > 0, shares, torch.inf).rsqrt()[:, None]  # XC
-        kernel, overlap = (reach @ other.transpose(-1, -2) for other in (x, reach))  # XCXᵀ and XC²Xᵀ: E n n
-        root, inverse_root = roots(overlap)
-        inverse = torch.linalg.pinv(kernel, rtol=1e-7, hermitian=True)  # points may be there twice
-        self.kernel, self.reach, self.inverse = (t.to(points) for t in (kernel, reach, inverse))
-        self.to_coordinates = (root @ inverse).to(points)  # of W's move, in an orthonormal basis of its span
-        self.probes = torch.cat([x, inverse_root @ reach], 1).to(points)  # E 2n D
-        if self.adam:  # a's mean square over the features is a·(XC²Xᵀ/D)·a, those that are always zero aside
-            self.mean_squares = (overlap / (shares > 0).sum(-1).clamp_min(1)[:, None, None]).to(points)
-        episodes, n, _ = points.shape
-        self.begun = points.new_zeros(episodes, 2 * n, embeddings * latent)  # XW₀ and its coordinates
-        self.products = points.new_zeros(episodes, embeddings, embeddings)  # of the layers W₀
-        self.shape = (episodes, n, embeddings, latent)
+            self.shown = (shares > 0).sum(-1).clamp_min(1).to(points)  # features that are not always zero: E
+        self.kernel, self.overlap = (
+            (reach @ other.transpose(-1, -2)).to(points) for other in (x, reach)
+        )  # XCXᵀ and XC²Xᵀ: E n n
+        self.reach = reach.to(points)
+        of_start, self.products_of_start = start.through(torch.cat([points, self.reach], 1), products=True)
+        self.begun, self.reached = (t.contiguous() for t in of_start.chunk(2, 1))  # XW₀, XCW₀: E n m d
+        self.values = torch.zeros_like(self.begun)  # B
+        self.direction = torch.zeros_like(self.begun)  # P
+        self.square = torch.zeros_like(self.begun[:, 0])  # u_j
 
-    def begin(self, episode: int, features: slice, weights: Tensor) -> None:
-        """Rows `[rows, m, d]`, those of the given features, of the layers that an episode starts from."""
-        self.begun[episode].addmm_(self.probes[episode, :, features], weights.flatten(1))
-        self.products[episode] += layer_products(weights[None])[0]
-
-    @cached_property
-    def start(self) -> Tensor:
-        """XW₀: E n md."""
-        return self.begun.chunk(2, 1)[0]
-
-    @cached_property
-    def offset(self) -> Tensor:
-        """The coordinates of W₀ less those that its values stand for: E n md."""
-        return torch.baddbmm(self.begun.chunk(2, 1)[1], self.to_coordinates, self.start, alpha=-1)
-
-    @cached_property
-    def outside(self) -> Tensor:
-        """Products of what is outside the span, which does not move: E m m."""
-        return self.products - layer_products(self.begun.chunk(2, 1)[1].reshape(self.shape))
-
-    @cached_property
-    def values(self) -> Tensor:
-        return self.start.reshape(self.shape).clone()  # XW
-
-    @cached_property
-    def direction(self) -> Tensor:
-        return torch.zeros_like(self.values).flatten(2)  # KP
-
-    @cached_property
-    def square(self) -> Tensor:
-        return torch.zeros_like(self.direction[:, :1])  # u_j
-
-    def shuffle(self, order: Tensor) -> None:
-        self.rows = among_all(order)
-        self.kernel_rows = take(self.kernel, order)  # E n n
-        if self.adam:
-            self.mean_square_rows = take(take(self.mean_squares, order).transpose(-1, -2).contiguous(), order)
-
-    def hidden(self, batch: slice) -> Tensor:
-        rows = self.rows[:, batch]
-        taken = self.values.flatten(0, 1).index_select(0, rows.flatten())
-        return taken.view(*rows.shape, *self.values.shape[2:])
+    def hidden(self, rows: Tensor) -> Tensor:
+        return take(self.begun, rows) + through(take(self.kernel, rows), self.values)
 
     def hidden_of_judged(self) -> Tensor:
-        return self.values
+        return self.begun + through(self.kernel, self.values)
 
-    def distances(self) -> Tensor:
-        coordinates = torch.baddbmm(self.offset, self.to_coordinates, self.values.flatten(2))
-        return distances_from_products(self.outside + layer_products(coordinates.view(self.shape)))
+    def products(self) -> Tensor:
+        both = layer_products(self.values, self.reached + through(self.overlap, self.values) / 2)
+        return self.products_of_start + both + both.transpose(-1, -2)
 
-    def move(self, batch: slice, gradient: Tensor, drift: Tensor | None) -> None:
-        gradient = gradient.flatten(2)  # E b md
+    def move(self, rows: Tensor, gradient: Tensor, drift: Tensor | None) -> None:
         self.steps += 1
-        kernel = self.kernel_rows[:, batch].transpose(-1, -2)  # E n b
-        values = self.values.flatten(2)
+        index = rows[..., None, None].expand_as(gradient)
+        self.direction *= self.keep
         if not self.adam:
-            self.direction.baddbmm_(kernel, gradient, beta=self.keep)
-            values.sub_(self.direction, alpha=self.learning_rate)
+            self.direction.scatter_add_(1, index, gradient)
+            self.values -= self.learning_rate * self.direction
             return
-        squares = torch.bmm(self.mean_square_rows[:, batch, batch], gradient).mul_(gradient)  # to be summed
-        self.square.lerp_(squares.sum(1, keepdim=True), 1 - SECOND)
+        self.direction.scatter_add_(1, index, (1 - self.keep) * gradient)
+        overlap = take(take(self.overlap, rows).transpose(-1, -2), rows)  # E b b
+        squares = (through(overlap, gradient) * gradient).sum(1) / self.shown[:, None, None]  # E m d
+        self.square.lerp_(squares, 1 - SECOND)
         correction = 1 - SECOND**self.steps
         rate = self.learning_rate * correction**0.5 / (1 - self.keep**self.steps)
-        root = self.square.add(EPSILON**2 * correction).rsqrt_()
-        self.direction.baddbmm_(kernel, gradient, beta=self.keep, alpha=1 - self.keep)
-        values.addcmul_(self.direction, root, value=-rate)
+        self.values -= rate * self.direction * (self.square + EPSILON**2 * correction).rsqrt()[:, None]
 
-    def add_to(self, weights: Tensor, values: Tensor) -> None:
-        """Turn the layers `[E, D, m, d]` that training began from into those with `values` `[E, n, m, d]`."""
-        moved = torch.bmm(self.inverse, values.flatten(2) - self.start)
-        for e in range(len(weights)):  # one at a time: each is megabytes
-            weights[e].flatten(1).addmm_(self.reach[e].T, moved[e])
+
+def through(points: Tensor, weights: Tensor) -> Tensor:
+    """What layers `[E, D, m, d]` make of points `[E, b, D]`: `[E, b, m, d]`."""
+    if native.knows(points, weights):
+        return native.product(points, weights.flatten(2)).unflatten(-1, weights.shape[2:])
+    # What the m layers make of one input lies side by side, so that one matrix product serves them all.
+    return torch.bmm(points, weights.flatten(2)).unflatten(-1, weights.shape[2:])
 
 
 def take(rows: Tensor, order: Tensor) -> Tensor:
-    """Rows of `[E, n, ...]` in the order `[E, n]`."""
-    return rows.flatten(0, 1).index_select(0, among_all(order).flatten()).view_as(rows)
+    """Rows `[E, n, ...]` by their numbers `[E, b]`: `[E, b, ...]`."""
+    episodes, n = rows.shape[:2]
+    among_all = order + n * torch.arange(episodes, device=order.device)[:, None]
+    return rows.flatten(0, 1).index_select(0, among_all.flatten()).view(*order.shape, *rows.shape[2:])
 
 
-def among_all(order: Tensor) -> Tensor:
-    """Row numbers `[E, n]` within episodes, as row numbers among those of all episodes."""
-    episodes, n = order.shape
-    return order + n * torch.arange(episodes, device=order.device)[:, None]
-
-
-def layer_products(weights: Tensor) -> Tensor:
-    """Inner products between the m layers of `weights` `[E, r, m, d]`: `[E, m, m]`."""
-    products = weights.new_zeros(len(weights), weights.shape[2], weights.shape[2])
-    for rows in weights.split(200, dim=1):  # they stay in cache
-        by_layer = rows.transpose(1, 2).flatten(2)  # copied: one long product is faster than many short ones
-        products.baddbmm_(by_layer, by_layer.transpose(-1, -2))
-    return products
+def layer_products(weights: Tensor, other: Tensor | None = None) -> Tensor:
+    """Inner products between the m layers of `weights` and those of `other`, `[E, r, m, d]`: `[E, m, m]`."""
+    return torch.einsum("erid,erjd->eij", weights, weights if other is None else other)
 
 
 def check_optimizer(optimizer: str) -> None:
@@ -243,17 +188,15 @@ class Adam:
     """Moves a tensor by one step at each call, given its descent direction."""
 
     def __init__(self, tensor: Tensor, learning_rate: float) -> None:
-        self.tensor, self.learning_rate = tensor, learning_rate
+        self.tensor, self.learning_rate, self.steps = tensor, learning_rate, 0
         self.mean, self.square = torch.zeros_like(tensor), torch.zeros_like(tensor)
-        self.count = torch.zeros((), device=tensor.device)
 
     def __call__(self, move: Tensor) -> None:
-        # torch's own step without the bookkeeping around it, which costs as much again on small tensors
-        adam(
-            [self.tensor], [move], [self.mean], [self.square], [], [self.count], lr=self.learning_rate,
-            beta1=MOMENTUM, beta2=SECOND, eps=EPSILON, weight_decay=0.0, fused=True, amsgrad=False,
-            maximize=False,
-        )  # fmt: skip
+        self.steps += 1
+        self.mean.lerp_(move, 1 - MOMENTUM)
+        self.square.mul_(SECOND).addcmul_(move, move, value=1 - SECOND)
+        root = self.square.sqrt().div_((1 - SECOND**self.steps) ** 0.5).add_(EPSILON)
+        self.tensor.addcdiv_(self.mean, root, value=-self.learning_rate / (1 - MOMENTUM**self.steps))
 
 
 class Descent:

@@ -1,4 +1,4 @@
-"""The hand-written gradients and the support span, held to autograd and to the reference loop."""
+"""The steps of training and the support span, held to plain operations and to the reference loop."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from benchmarks import reference
 from fewshot_dpkl import CosineHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.heads.span import support_span
-from fewshot_dpkl.heads.training.draws import Draws
+from fewshot_dpkl.heads.training.draws import Draws, Start, uniform_weights
 from fewshot_dpkl.heads.training.layers import FreeLayers, SpanLayers
 from fewshot_dpkl.heads.training.particle import (
     class_log_probabilities,
@@ -59,8 +59,7 @@ def test_directions_agree_with_autograd(kind):
             -svgd_direction(theta.flatten(2), score.flatten(2)).view_as(theta),
         ]
         layers = FreeLayers(inputs, weights.transpose(1, 2).contiguous(), "sgd", 1.0)
-        before, everything = layers.values.clone(), slice(0, 4)
-        layers.shuffle(torch.arange(4).expand(3, -1))
+        before, everything = layers.values.clone(), torch.arange(4).expand(3, -1)
         mixing = look_at_kernels(theta, layers.distances(), prior=prior)
         similarity, hidden = SIMILARITIES[kind](), layers.hidden(everything)
         gradient, theta_step = directions(hidden, targets, theta, similarity, mixing, n=n, prior=prior)
@@ -174,17 +173,12 @@ def test_factored_adam_in_the_span_is_that_of_all_dimensions(kernel, embeddings)
 def test_layers_in_the_span_know_their_distances_and_end_where_their_values_are():
     points, start = double(2, 6, 20), double(2, 20, 3, 4, seed=1)
     points[1, 3] = points[1, 0]  # the same point twice
-    layers = SpanLayers(points, 3, 4, "adam", 0.1)
-    for e in range(2):
-        for rows in (slice(0, 8), slice(8, 20)):
-            layers.begin(e, rows, start[e, rows])
-    layers.shuffle(torch.tensor([[2, 0, 1, 5, 4, 3], [0, 1, 2, 3, 4, 5]]))
+    layers = SpanLayers(points, Start((20, 3, 4), 1.0, given=start), "adam", 0.1)
+    rows = torch.tensor([[2, 0, 1, 5], [0, 1, 2, 3]])
     for _ in range(3):
-        gradient = torch.sin(layers.hidden(slice(0, 4)))
-        layers.move(slice(0, 4), gradient, None)
-    weights = start.clone()
-    layers.add_to(weights, layers.values)
-    torch.testing.assert_close(torch.einsum("enk,ekmd->enmd", points, weights), layers.values)
+        layers.move(rows, torch.sin(layers.hidden(rows)), None)
+    weights = start + torch.einsum("enk,enmd->ekmd", layers.reach, layers.values)
+    torch.testing.assert_close(torch.einsum("enk,ekmd->enmd", points, weights), layers.hidden_of_judged())
     by_layer = weights.transpose(1, 2).flatten(2)
     torch.testing.assert_close(layers.distances(), torch.cdist(by_layer, by_layer).square())
     assert (weights - start).abs().amax() > 0.1
@@ -205,20 +199,39 @@ def test_a_step_of_adam_is_as_long_in_the_span_as_in_all_dimensions(kernel):
 
 
 def test_the_start_is_uniform_of_the_deviation_asked_for_and_from_a_stream_of_its_own():
-    draws, values = Draws(3), torch.empty(200, 3, 128)
-    draws.fill_uniform(values, 0.2)
+    draws, shape = Draws(3), (200, 3, 128)
+    values = uniform_weights(draws.stream(), shape, 0.2)
     assert values.mean() == pytest.approx(0, abs=3e-3)
     assert values.std() == pytest.approx(0.2, rel=0.01)
     assert values.abs().max() == pytest.approx(0.2 * 3**0.5, rel=1e-3)
     quarters = torch.histc(values, 4) / values.numel()
     torch.testing.assert_close(quarters, torch.full((4,), 0.25), atol=5e-3, rtol=0)
-    again, same = torch.empty(200, 3, 128), Draws(3)
-    for piece in again.split(60):  # in one go or by pieces
-        same.fill_uniform(piece, 0.2)
-    assert torch.equal(again, values)
+    assert torch.equal(uniform_weights(Draws(3).stream(), shape, 0.2), values)
     assert torch.equal(draws.normal(5), Draws(3).normal(5))
-    Draws(4).fill_uniform(again, 0.2)
+    again = uniform_weights(Draws(4).stream(), shape, 0.2)
     assert torch.corrcoef(torch.stack([values.flatten(), again.flatten()]))[0, 1].abs() < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # in C, if it is there, and with torch
+def test_points_pass_through_the_start_without_its_weights_in_memory(dtype):
+    start = Start((70, 3, 13), 0.2, streams=torch.stack([Draws(e).stream() for e in range(2)]))
+    points = double(2, 5, 70).to(dtype)
+    weights = start.weights(points)
+    hidden, products = start.through(points, products=True)
+    torch.testing.assert_close(hidden, torch.einsum("ebk,ekmd->ebmd", points, weights))
+    torch.testing.assert_close(products, torch.einsum("ekid,ekjd->eij", weights, weights))
+
+
+def test_episodes_keep_the_stream_of_their_layers_and_a_fitted_head_all_of_them():
+    x, y, xq, _ = task(dimension=60)
+    head = DPKLHead(latent=24, embeddings=3, epochs=5, frequencies=48).fit(x, y)
+    state = head.fit_episodes(torch.tensor(x)[None], torch.tensor(y)[None], [0])
+    assert set(state) == {"start", "moved", "reach", "class_weights"}
+    assert set(head.state_) == {"weights", "class_weights"}
+    by_stream, by_weights = (
+        head.log_proba_episodes(s, torch.tensor(xq)[None]) for s in (state, head.whole(state))
+    )
+    torch.testing.assert_close(by_stream, by_weights, atol=1e-5, rtol=0)
 
 
 def test_layers_can_start_from_normal_numbers():

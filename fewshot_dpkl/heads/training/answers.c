@@ -1,0 +1,116 @@
+/* What comes before and after training: the random start of the layers, and answers to queries. */
+
+#include "forms.h"
+
+/* out [rows][columns] += a [rows][depth] · b [depth][columns]; columns is a multiple of LANES. */
+void add_product(int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *out)
+{
+    multiply(rows, columns, depth, a, depth, 1, b, columns, out, columns, 1);
+}
+
+/* numpy's SFC64 */
+static inline uint64_t next_bits(uint64_t *s)
+{
+    uint64_t bits = s[0] + s[1] + s[3]++;
+    s[0] = s[1] ^ (s[1] >> 11);
+    s[1] = s[2] + (s[2] << 3);
+    s[2] = ((s[2] << 24) | (s[2] >> 40)) + bits;
+    return bits;
+}
+
+/* out [rows][m·padded] += a [rows][features] · W₀ and products [m][m] += W₀ᵀW₀, of layers W₀ [features][m][d] that
+`uniform_weights` in draws.py draws from this stream: a few rows at a time, and never in memory as a whole. */
+int through_start(
+    const uint64_t *generator, int64_t features, int64_t m, int64_t d, double scale, int64_t rows, const float *a,
+    float *out, float *products)
+{
+    enum { ROWS = 32 };
+    int64_t wide = pad(d), width = m * wide, held = 0;
+    uint64_t state[4] = {generator[0], generator[1], generator[2], generator[3]};
+    float *drawn = aligned_alloc(64, pad(ROWS * width) * sizeof(float)), factor = scale;
+    int16_t *bits = aligned_alloc(64, pad(ROWS * m * d + 4) * 4);
+    if (!drawn || !bits) return free(drawn), free(bits), 1;
+    memset(drawn, 0, ROWS * width * sizeof(float));
+    for (int64_t row = 0; row < features; row += ROWS) {
+        int64_t some = least(ROWS, features - row), count = some * m * d;
+        for (; held < count; held += 4) {
+            uint64_t four = next_bits(state);
+            memcpy(bits + held, &four, 8);
+        }
+        for (int64_t i = 0; i < some * m; i++)
+            EACH (int64_t j = 0; j < d; j++) drawn[i * wide + j] = (float)(bits[i * d + j] | 1) * factor;
+        for (int64_t i = count; i < held; i++) bits[i - count] = bits[i];
+        held -= count;
+        multiply(rows, width, some, a + row, features, 1, drawn, width, out, width, 1);
+        if (products) gram(some, m, wide, drawn, drawn, products);
+    }
+    return free(drawn), free(bits), 0;
+}
+
+static void write_logs(const Job *job, int64_t b, const Scratch *s, float *out)
+{
+    int64_t classes = job->classes;
+    for (int64_t i = 0; i < b; i++)
+        for (int64_t p = 0; p < job->particles; p++, out += classes) {
+            const float *value = s->value + i * s->padded + p * classes, *logs = s->logs + i * s->padded + p * classes;
+            float sum = 0;
+            for (int64_t c = 0; c < classes; c++) sum += value[c];
+            for (int64_t c = 0; c < classes; c++)
+                out[c] = can_vanish(job) ? logs[c] - logf(sum) : logf(value[c] / sum);
+        }
+}
+
+static int answer_by_waves(const Job *job, int64_t rows, int64_t b, const float *z, const float *theta, Scratch *s, float *out)
+{
+    int64_t m = job->layers, d = job->width, k = job->particles * job->classes, stride = pad(job->block), r = job->frequencies;
+    float *values = calloc(rows * s->padded, sizeof(float)), *cosine = s->cosine + b * m * stride;
+    float *sine = s->sine + b * m * stride;
+    if (!values) return 1;
+    for (int64_t which = 0; which * job->block < r; which++) {
+        const float *columns = job->columns + which * d * stride;
+        int64_t some = least(job->block, r - which * job->block);
+        waves(k, d, some, stride, theta, columns, s->phase, cosine, sine);
+        for (int64_t i = 0; i < rows; i += b) {
+            int64_t now = least(b, rows - i);
+            waves(now * m, d, some, stride, z + i * m * d, columns, s->phase, s->cosine, s->sine);
+            compare_waves(now, m, k, stride, s->cosine, s->sine, cosine, sine, s, values + i * s->padded);
+        }
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t c = 0; c < k; c++) s->value[c] = bend(values[i * s->padded + c] / r, job->floor);
+        write_logs(job, 1, s, out + i * k);
+    }
+    free(values);
+    return 0;
+}
+
+/* log ρ [rows][P][C] of points of one episode with the first class weights of the job. `hidden` is [rows][m][d], what
+the layers make of the points, overwritten; or [rows][d], the points themselves. Returns 1 if there is no memory. */
+int answer(const Job *job, int64_t rows, float *hidden, float *out)
+{
+    int64_t m = job->layers, d = job->width, k = job->particles * job->classes, b = least(rows, 8);
+    Scratch s;
+    float *memory = divide_memory(job, b, &s), inverse[most(k, 8 * m)], *theta = malloc(k * d * sizeof(float));
+    if (!memory || !theta) return free(memory), free(theta), 1;
+    normalise(k, d, job->theta, 0, job->unit, theta, inverse);
+    for (int64_t i = 0; i < rows && job->layer != NONE; i += 8)
+        normalise(least(8, rows - i) * m, d, hidden + i * m * d, 1, job->unit, hidden + i * m * d, inverse);
+    int failed = 0;
+    if (job->form == FOURIER) failed = answer_by_waves(job, rows, b, hidden, theta, &s, out);
+    else
+        for (int64_t i = 0; i < rows; i += b) {
+            int64_t now = least(b, rows - i);
+            s.unit = hidden + i * m * d;
+            if (job->layer == NONE) {
+                for (int64_t c = 0; c < k; c++) {
+                    dots(now, d, theta + c * d, s.unit, s.slope);
+                    for (int64_t j = 0; j < now; j++) s.logs[j * s.padded + c] = s.slope[j];
+                }
+                from_logs(job, now, &s);
+            } else if (job->form == PAIRED) paired(job, now, theta, &s);
+            else closed_form(job, now, theta, &s);
+            write_logs(job, now, &s, out + i * k);
+        }
+    free(memory), free(theta);
+    return failed;
+}

@@ -1,0 +1,42 @@
+"""Small models of every kind, trained for a few steps: what compiled steps are compared with torch's on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.heads.training.draws import Draws, Start
+from fewshot_dpkl.heads.training.layers import FreeLayers, Points, SpanLayers
+from fewshot_dpkl.heads.training.particle import Training, answer
+from fewshot_dpkl.heads.training.similarity import (
+    DotProduct,
+    ExactKernel,
+    FourierKernel,
+    PairedProduct,
+    Similarity,
+)
+
+
+def trained() -> list[Tensor]:
+    """Log-probabilities `[E, n, P, C]` of the support points after some steps, one tensor for each model."""
+    random = Draws(0)
+    points = torch.nn.functional.normalize(random.normal(2, 7, 40), dim=-1)
+    labels, orders = torch.arange(7).expand(2, -1) % 3, torch.stack([random.orders(4, 7) for _ in range(2)])
+    start = Start((40, 3, 19), 0.2, streams=torch.stack([Draws(e).stream() for e in range(2)]))
+    weights, theta = start.weights(points), random.normal(2, 3, 3, 19)
+    models: list[tuple[Points, Tensor, Similarity]] = [
+        (SpanLayers(points, start, "adam", 0.01), theta, FourierKernel(random.normal(40, 19), 24)),
+        (SpanLayers(points, start, "adam", 0.01), theta, ExactKernel(0.1)),
+        (FreeLayers(points, weights, "adam", 0.01), theta, ExactKernel(1.0)),
+        (FreeLayers(points, weights, "adam", 0.01), theta, PairedProduct()),
+        (Points(points), random.normal(2, 3, 3, 40), DotProduct()),
+    ]
+    log_rho = []
+    for layers, class_weights, similarity in models:
+        training = Training(
+            layers, labels, class_weights, similarity, orders, batch_size=3, learning_rate=0.01
+        )
+        training.run()
+        hidden = layers.hidden_of_judged()
+        log_rho.append(answer(hidden, training.theta, similarity, layers.values is not None))
+    return log_rho

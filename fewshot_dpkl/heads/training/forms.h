@@ -1,0 +1,258 @@
+/* How the particle classifiers compare embeddings with class weights, and the gradients of their losses. */
+
+#include "lanes.h"
+
+enum { CLOSED, FOURIER, DOT, PAIRED }; /* how embeddings and class weights are compared */
+enum { NONE, SPAN, FREE }; /* the layers: none, known by their moves along the support points, all weights */
+
+typedef struct {
+    int64_t layer, form, unit, episodes, points, features, layers, width, particles, classes, batch, epochs;
+    int64_t frequencies, block; /* of random features: all of them, and how many a step looks at */
+    int64_t kappa_every, liu_wang, first, until; /* the steps to take: first, ..., until - 1 */
+    double learning_rate, momentum, second, epsilon, precision, floor, prior, repulsion;
+    const int64_t *labels, *orders; /* E n; E epochs n */
+    const float *inputs; /* E n D, NONE and FREE */
+    const float *kernel, *overlap, *begun, *reached, *products, *shown; /* SPAN: E nn, E nn, E n md twice, E mm, E */
+    const float *rows, *columns; /* frequencies: blocks of R d, and each block transposed, d R, R padded to LANES */
+    float *moved, *direction, *square; /* SPAN: E n md, E n md, E md; FREE: E D md three times */
+    float *theta, *theta_mean, *theta_square; /* E PC d */
+    float *kappa, *scores, *drift; /* E m m, E P P, E P P: what the last look at the particles gave */
+} Job;
+
+/* Memory of a step. Points are the b·m embeddings of a minibatch, then the K = P·C class weights. */
+typedef struct {
+    float *hidden, *unit, *inverse, *gradient; /* b md; points d; points; points d */
+    float *cosine, *sine, *phase, *mean_cosine, *mean_sine; /* points R; points R; points R; b R; b R */
+    float *across, *kernel; /* d K; points R or K */
+    float *value, *logs, *slope, *of_layers, *of_classes; /* b K */
+    float *mixed, *move, *weights, *taken; /* b md; see the moves; numbers of points or particles; b D or n md */
+    int64_t padded; /* K rounded up to LANES, the length of a row of K */
+} Scratch;
+
+static int64_t pad(int64_t n) { return (n + 15) / 16 * 16; }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- embeddings, kernels and their gradients ---- */
+
+/* Rows of `source` (after a ReLU, if asked), scaled to length one if `scale`, and the inverse of their lengths. */
+static void normalise(int64_t rows, int64_t d, const float *source, int relu, int scale, float *unit, float *inverse)
+{
+    for (int64_t i = 0; i < rows; i++, source += d, unit += d) {
+        float sum = 0;
+        SUM (int64_t j = 0; j < d; j++) {
+            float x = relu && source[j] < 0 ? 0 : source[j];
+            unit[j] = x;
+            sum += x * x;
+        }
+        inverse[i] = scale ? 1 / fmaxf(sqrtf(sum), 1e-12f) : 1;
+        if (scale) EACH (int64_t j = 0; j < d; j++) unit[j] *= inverse[i];
+    }
+}
+
+/* For b points and K class weights: `value`, the mean kernel up to a factor that a point and particle share, and
+`slope`, by which the gradient of its logarithm is multiplied on its way back. Where it could vanish, `logs` takes its
+logarithm. */
+static int can_vanish(const Job *job)
+{
+    return job->form == DOT || job->form == PAIRED || (job->form == CLOSED && job->precision > 16);
+}
+
+/* `value` from `logs`, the greatest of each particle's at one */
+static void from_logs(const Job *job, int64_t b, Scratch *s)
+{
+    for (int64_t i = 0; i < b; i++)
+        for (int64_t p = 0; p < job->particles; p++) {
+            float *logs = s->logs + i * s->padded + p * job->classes, greatest = logs[0];
+            for (int64_t c = 1; c < job->classes; c++) greatest = fmaxf(greatest, logs[c]);
+            for (int64_t c = 0; c < job->classes; c++)
+                s->value[i * s->padded + p * job->classes + c] = expf(logs[c] -= greatest);
+        }
+}
+
+static void closed_form(const Job *job, int64_t b, const float *theta, Scratch *s)
+{
+    int64_t m = job->layers, d = job->width, classes = job->classes, k = job->particles * classes, padded = s->padded;
+    float precision = job->precision;
+    for (int64_t c = 0; c < k; c++)
+        for (int64_t j = 0; j < d; j++) s->across[j * padded + c] = theta[c * d + j];
+    multiply(b * m, padded, d, s->unit, d, 1, s->across, padded, s->kernel, padded, 0);
+    for (int64_t i = 0; i < b; i++) {
+        float *value = s->value + i * padded, *slope = s->slope + i * padded, *kernel = s->kernel + i * m * padded;
+        float *logs = s->logs + i * padded; /* first the greatest of the layers' logarithms */
+        memset(value, 0, padded * sizeof(float)), memset(logs, 0, padded * sizeof(float));
+        for (int64_t l = 0; l < m && can_vanish(job); l++)
+            for (int64_t c = 0; c < padded; c++)
+                logs[c] = l ? fmaxf(logs[c], precision * kernel[l * padded + c]) : precision * kernel[c];
+        for (int64_t l = 0; l < m; l++)
+            for (int64_t c = 0; c < padded; c += LANES) {
+                lanes *at = (lanes *)(kernel + l * padded + c);
+                *at = exponential(precision * *at - *(lanes *)(logs + c));
+                *(lanes *)(value + c) += *at;
+            }
+        EACH (int64_t c = 0; c < padded; c++) slope[c] = precision / value[c];
+        for (int64_t c = 0; c < k && can_vanish(job); c++) logs[c] += logf(value[c]);
+    }
+    if (can_vanish(job)) from_logs(job, b, s);
+}
+
+static void closed_form_backward(const Job *job, int64_t b, Scratch *s)
+{
+    int64_t m = job->layers, d = job->width, k = job->particles * job->classes, padded = s->padded;
+    float *weighted = s->phase; /* bm K */
+    for (int side = 0; side < 2; side++) {
+        const float *gradient = side ? s->of_classes : s->of_layers;
+        for (int64_t i = 0; i < b; i++)
+            for (int64_t l = 0; l < m; l++)
+                EACH (int64_t c = 0; c < padded; c++)
+                    weighted[(i * m + l) * padded + c] =
+                        s->kernel[(i * m + l) * padded + c] * gradient[i * padded + c];
+        if (side)
+            multiply(k, d, b * m, weighted, 1, padded, s->unit, d, s->gradient + b * m * d, d, 0);
+        else
+            multiply(b * m, d, k, weighted, padded, 1, s->unit + b * m * d, d, s->gradient, d, 0);
+    }
+}
+
+/* cos and sin of V z for rows z, r frequencies in rows of length `stride`, the rest zero */
+static void waves(
+    int64_t rows, int64_t d, int64_t r, int64_t stride, const float *z, const float *columns, float *phase,
+    float *cosine, float *sine)
+{
+    multiply(rows, stride, d, z, d, 1, columns, stride, phase, stride, 0);
+    for (int64_t j = 0; j < rows * stride; j += LANES)
+        cosine_and_sine(*(lanes *)(phase + j), (lanes *)(cosine + j), (lanes *)(sine + j));
+    for (int64_t i = 0; i < rows && r < stride; i++)
+        for (int64_t j = r; j < stride; j++) cosine[i * stride + j] = sine[i * stride + j] = 0;
+}
+
+/* value[i][c] += Σ_r of the mean waves of point i times those of class weight c */
+static void compare_waves(
+    int64_t b, int64_t m, int64_t k, int64_t stride, const float *cosine, const float *sine, const float *of_cosine,
+    const float *of_sine, Scratch *s, float *value)
+{
+    for (int64_t i = 0; i < b; i++) {
+        float *mean_cosine = s->mean_cosine + i * stride, *mean_sine = s->mean_sine + i * stride;
+        const float *of_points = cosine + i * m * stride, *sines = sine + i * m * stride;
+        for (int64_t j = 0; j < stride; j += LANES) {
+            lanes c = {0}, t = {0};
+            for (int64_t l = 0; l < m; l++)
+                c += *(lanes *)(of_points + l * stride + j), t += *(lanes *)(sines + l * stride + j);
+            *(lanes *)(mean_cosine + j) = c / (float)m, *(lanes *)(mean_sine + j) = t / (float)m;
+        }
+        for (int64_t c = 0; c < k; c++) {
+            lanes sum = {0};
+            for (int64_t j = 0; j < stride; j += LANES)
+                sum += *(lanes *)(mean_cosine + j) * *(lanes *)(of_cosine + c * stride + j) +
+                       *(lanes *)(mean_sine + j) * *(lanes *)(of_sine + c * stride + j);
+            value[i * s->padded + c] += total(sum);
+        }
+    }
+}
+
+/* An estimate can be at or below zero: below the floor it is bent into a positive branch. */
+static inline float bend(float k, float floor) { return k > floor ? k : floor * expf(fmaxf(k / floor - 1, -80)); }
+
+static void random_features_backward(
+    const Job *job, int64_t b, int64_t stride, const float *rows, int64_t r, Scratch *s)
+{
+    int64_t m = job->layers, d = job->width, k = job->particles * job->classes, first = b * m * stride;
+    float *phase = s->phase + first, *cosine = s->cosine + first, *sine = s->sine + first;
+    float *by_cosine = s->kernel, *by_sine = by_cosine + most(k, b) * stride; /* gradients in the waves */
+    multiply(k, stride, b, s->of_classes, 1, s->padded, s->mean_cosine, stride, by_cosine, stride, 0);
+    multiply(k, stride, b, s->of_classes, 1, s->padded, s->mean_sine, stride, by_sine, stride, 0);
+    EACH (int64_t j = 0; j < k * stride; j++) phase[j] = cosine[j] * by_sine[j] - sine[j] * by_cosine[j];
+    multiply(b, stride, k, s->of_layers, s->padded, 1, cosine, stride, by_cosine, stride, 0);
+    multiply(b, stride, k, s->of_layers, s->padded, 1, sine, stride, by_sine, stride, 0);
+    for (int64_t i = 0; i < b; i++)
+        for (int64_t l = 0; l < m; l++) {
+            int64_t at = (i * m + l) * stride;
+            EACH (int64_t j = 0; j < stride; j++)
+                s->phase[at + j] = s->cosine[at + j] * by_sine[i * stride + j] - s->sine[at + j] * by_cosine[i * stride + j];
+        }
+    multiply(b * m + k, d, r, s->phase, stride, 1, rows, d, s->gradient, d, 0);
+}
+
+/* A network of its own for each particle: every layer meets its own class weights. */
+static void paired(const Job *job, int64_t b, const float *theta, Scratch *s)
+{
+    int64_t m = job->layers, d = job->width, classes = job->classes;
+    for (int64_t i = 0; i < b; i++)
+        for (int64_t c = 0; c < m * classes; c++)
+            s->logs[i * s->padded + c] = dot(d, s->unit + (i * m + c / classes) * d, theta + c * d);
+    from_logs(job, b, s);
+}
+
+static void paired_backward(const Job *job, int64_t b, Scratch *s)
+{
+    int64_t m = job->layers, d = job->width, classes = job->classes;
+    for (int64_t l = 0; l < m; l++) {
+        int64_t at = (b * m + l * classes) * d;
+        multiply(b, d, classes, s->of_layers + l * classes, s->padded, 1, s->unit + at, d, s->gradient + l * d, m * d, 0);
+        multiply(classes, d, b, s->of_classes + l * classes, 1, s->padded, s->unit + l * d, m * d, s->gradient + at, d, 0);
+    }
+}
+
+/* From kernel values to the gradients that go back: `of_classes` that of every particle's own log ρ^p, scaled to
+all n points; `of_layers` that of -log mean_p ρ^p, a mean over the minibatch, or for a network the same as the first.
+In the mean particle p has the share ρ_y^p / Σ_p' ρ_y^p', by logarithms because ρ_y can vanish. */
+static void losses(const Job *job, int64_t b, const int64_t *labels, const int64_t *order, Scratch *s)
+{
+    int64_t classes = job->classes, particles = job->particles;
+    float share[particles];
+    for (int64_t i = 0; i < b; i++) {
+        int64_t label = labels[order[i]];
+        float *value = s->value + i * s->padded, *slope = s->slope + i * s->padded, all = 0, best = -INFINITY;
+        for (int64_t p = 0; p < particles; p++) {
+            float *rho = value + p * classes, sum = 0;
+            for (int64_t c = 0; c < classes; c++) sum += rho[c];
+            for (int64_t c = 0; c < classes; c++) rho[c] /= sum;
+            share[p] = can_vanish(job) ? s->logs[i * s->padded + p * classes + label] - logf(sum) : rho[label];
+            best = fmaxf(best, share[p]);
+        }
+        for (int64_t p = 0; p < particles; p++) all += share[p] = can_vanish(job) ? expf(share[p] - best) : share[p];
+        for (int64_t c = 0; c < particles * classes; c++) {
+            float toward = (c % classes == label) - value[c];
+            if (job->form == CLOSED || job->form == FOURIER) toward *= slope[c];
+            s->of_classes[i * s->padded + c] = toward * job->points / b;
+            s->of_layers[i * s->padded + c] = -toward * share[c / classes] / all / b;
+        }
+    }
+    if (job->form == PAIRED) memcpy(s->of_layers, s->of_classes, b * s->padded * sizeof(float));
+}
+
+/* What of the gradients turns their unit vectors; for embeddings, where the ReLU lets it through. */
+static void turn(
+    int64_t rows, int64_t d, const float *unit, const float *inverse, int relu, int scaled, float factor, float *gradient)
+{
+    for (int64_t i = 0; i < rows; i++, unit += d, gradient += d) {
+        float along = scaled ? dot(d, unit, gradient) : 0, scale = inverse[i] * factor;
+        EACH (int64_t j = 0; j < d; j++)
+            gradient[j] = relu && unit[j] <= 0 ? 0 : (gradient[j] - along * unit[j]) * scale;
+    }
+}
+
+static float *divide_memory(const Job *job, int64_t b, Scratch *s)
+{
+    int64_t m = job->layers, d = job->width, p = job->particles, k = p * job->classes, n = job->points;
+    int64_t points = b * m + k, r = pad(job->block), longer = most(pad(k), r), width = m * d;
+    int layered = job->layer != NONE;
+    s->padded = pad(k);
+    struct { float **part; int64_t size; } parts[] = {
+        {&s->hidden, layered * b * width}, {&s->unit, layered * points * d}, {&s->inverse, points},
+        {&s->gradient, layered * points * d}, {&s->cosine, points * r}, {&s->sine, points * r},
+        {&s->phase, points * longer}, {&s->mean_cosine, b * r}, {&s->mean_sine, b * r},
+        {&s->across, layered * d * pad(k)}, {&s->kernel, 2 * points * longer}, {&s->value, b * pad(k)}, {&s->logs, b * pad(k)},
+        {&s->slope, most(b * pad(k), pad(b))}, {&s->of_layers, b * pad(k)}, {&s->of_classes, b * pad(k)},
+        {&s->mixed, most(layered * b * width, job->classes * p * p)}, {&s->move, layered ? most(k * d, 6 * width) : k * 128},
+        {&s->weights, most(most(k, p * p), most(b * b, b * n)) + (job->layer == SPAN ? n * n + m * m : 0)},
+        {&s->taken, most(b * (layered ? job->features : d), job->layer == SPAN ? n * width : 0)},
+    };
+    int64_t count = sizeof parts / sizeof *parts, total = 0;
+    for (int64_t i = 0; i < count; i++) total += pad(parts[i].size); /* of 64 bytes */
+    float *memory = aligned_alloc(64, total * sizeof(float)), *next = memory;
+    if (!memory) return 0;
+    memset(memory, 0, total * sizeof(float)); /* what pads the rows of K stays zero */
+    for (int64_t i = 0; i < count; i++) *parts[i].part = next, next += pad(parts[i].size);
+    return memory;
+}

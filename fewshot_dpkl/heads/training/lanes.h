@@ -1,0 +1,169 @@
+/* Products of small matrices and elementary functions, on all lanes of a vector register at once. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define LANES 16
+#define VECTORS 4 /* of a block of a product: 6 x 4 sums fill the registers */
+#else
+#define LANES 8
+#define VECTORS 2
+#endif
+#ifdef __clang__
+#define UNROLLED _Pragma("unroll") for
+#else
+#define UNROLLED _Pragma("GCC unroll 8") for
+#endif
+#define EACH _Pragma("omp simd") for
+#define SUM _Pragma("omp simd reduction(+ : sum)") for
+
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t whole __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* ---- products ---- */
+
+static inline __attribute__((always_inline)) void block(
+    int rows, int vectors, int64_t depth, const float *a, int64_t a_row, int64_t a_column, const float *b,
+    int64_t b_row, float *out, int64_t out_row, int add)
+{
+    lanes sum[6][VECTORS];
+    UNROLLED (int i = 0; i < rows; i++)
+        UNROLLED (int v = 0; v < vectors; v++)
+            sum[i][v] = add ? *(lanes *)(out + i * out_row + v * LANES) : (lanes){0};
+    for (int64_t k = 0; k < depth; k++) {
+        lanes right[VECTORS];
+        UNROLLED (int v = 0; v < vectors; v++) right[v] = *(const lanes *)(b + k * b_row + v * LANES);
+        UNROLLED (int i = 0; i < rows; i++) {
+            float left = a[i * a_row + k * a_column];
+            UNROLLED (int v = 0; v < vectors; v++) sum[i][v] += left * right[v];
+        }
+    }
+    UNROLLED (int i = 0; i < rows; i++)
+        UNROLLED (int v = 0; v < vectors; v++) *(lanes *)(out + i * out_row + v * LANES) = sum[i][v];
+}
+
+/* out[i][j] = (or += if add) Σ_k a[i·a_row + k·a_column] b[k][j]; columns is a multiple of LANES. */
+static void multiply(
+    int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_column,
+    const float *b, int64_t b_row, float *out, int64_t out_row, int add)
+{
+#define BLOCKS(height, vectors) \
+    for (; i + height <= rows; i += height) \
+        block(height, vectors, depth, a + i * a_row, a_row, a_column, b + j, b_row, out + i * out_row + j, out_row, add);
+    int64_t j = 0;
+    for (; j + VECTORS * LANES <= columns; j += VECTORS * LANES) {
+        int64_t i = 0;
+        BLOCKS(6, VECTORS) BLOCKS(4, VECTORS) BLOCKS(2, VECTORS) BLOCKS(1, VECTORS)
+    }
+    for (; j < columns; j += LANES) {
+        int64_t i = 0;
+        BLOCKS(6, 1) BLOCKS(4, 1) BLOCKS(2, 1) BLOCKS(1, 1)
+    }
+}
+
+static inline float dot(int64_t n, const float *a, const float *b)
+{
+    float sum = 0;
+    SUM (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static inline float total(lanes x)
+{
+    float sum = 0;
+    SUM (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+static inline __attribute__((always_inline)) void some_dots(
+    int count, int64_t d, const float *row, const float *others, float *out)
+{
+    lanes sum[8];
+    UNROLLED (int i = 0; i < count; i++) sum[i] = (lanes){0};
+    for (int64_t j = 0; j < d; j += LANES) {
+        lanes left = *(const lanes *)(row + j);
+        UNROLLED (int i = 0; i < count; i++) sum[i] += left * *(const lanes *)(others + i * d + j);
+    }
+    UNROLLED (int i = 0; i < count; i++) out[i] = total(sum[i]);
+}
+
+/* out[i] = row·others[i], for b rows of width d, a multiple of LANES */
+static void dots(int64_t b, int64_t d, const float *row, const float *others, float *out)
+{
+    int64_t i = 0;
+    for (; i + 8 <= b; i += 8) some_dots(8, d, row, others + i * d, out + i);
+    for (; i + 5 <= b; i += 5) some_dots(5, d, row, others + i * d, out + i);
+    for (; i + 2 <= b; i += 2) some_dots(2, d, row, others + i * d, out + i);
+    for (; i < b; i++) some_dots(1, d, row, others + i * d, out + i);
+}
+
+/* ---- elementary functions, on all lanes at once ---- */
+
+#define ROUNDER 12582912.0f /* 1.5·2²³: adding it leaves no room for a fraction */
+
+static inline lanes choose(whole mask, lanes yes, lanes no)
+{
+    return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
+}
+
+/* exp(x), x < 88; below -87 as there */
+static inline lanes exponential(lanes x)
+{
+    x = choose(x < -87.0f, x * 0 - 87.0f, x);
+    lanes shifted = x * 1.44269504f + ROUNDER, twos = shifted - ROUNDER;
+    lanes r = x - twos * 0.693359375f + twos * 2.12194440e-4f; /* log 2 in two parts */
+    lanes p = 1 + r * (1 + r * (0.5f + r * (1 / 6.0f + r * (1 / 24.0f + r * (1 / 120.0f + r * (1 / 720.0f))))));
+    return p * (lanes)(((whole)shifted + 127) << 23);
+}
+
+static inline void cosine_and_sine(lanes x, lanes *cosine, lanes *sine)
+{
+    lanes shifted = x * 0.636619772f + ROUNDER, quarters = shifted - ROUNDER;
+    lanes r = x - quarters * 1.5703125f - quarters * 4.83751297e-4f - quarters * 7.54978942e-8f; /* π/2 */
+    lanes q = r * r;
+    lanes s = r * (1 + q * (-1 / 6.0f + q * (1 / 120.0f + q * (-1 / 5040.0f + q * (1 / 362880.0f)))));
+    lanes c = 1 + q * (-0.5f + q * (1 / 24.0f + q * (-1 / 720.0f + q * (1 / 40320.0f))));
+    whole turns = (whole)shifted, odd = -(turns & 1);
+    *cosine = (lanes)((whole)choose(odd, s, c) ^ ((turns + 1) & 2) << 30);
+    *sine = (lanes)((whole)choose(odd, c, s) ^ (turns & 2) << 30);
+}
+
+/* ---- products between the m vectors of width d that make up every row ---- */
+
+static inline __attribute__((always_inline)) void tile(
+    int high, int wide, int64_t rows, int64_t m, int64_t d, const float *x, const float *y, float *out)
+{
+    lanes sum[5][5];
+    UNROLLED (int a = 0; a < high; a++) UNROLLED (int b = 0; b < wide; b++) sum[a][b] = (lanes){0};
+    for (int64_t row = 0; row < rows; row++, x += m * d, y += m * d)
+        for (int64_t j = 0; j < d; j += LANES) {
+            lanes right[5];
+            UNROLLED (int b = 0; b < wide; b++) right[b] = *(const lanes *)(y + b * d + j);
+            UNROLLED (int a = 0; a < high; a++) {
+                lanes left = *(const lanes *)(x + a * d + j);
+                UNROLLED (int b = 0; b < wide; b++) sum[a][b] += left * right[b];
+            }
+        }
+    for (int a = 0; a < high; a++)
+        for (int b = 0; b < wide; b++)
+            for (int i = 0; i < LANES; i++) out[a * m + b] += sum[a][b][i];
+}
+
+/* out[a][b] += Σ_rows x[row][a]·y[row][b]; d is a multiple of LANES. */
+static void gram(int64_t rows, int64_t m, int64_t d, const float *x, const float *y, float *out)
+{
+    int64_t a = 0;
+    for (; a + 5 <= m; a += 5) {
+        int64_t b = 0;
+        for (; b + 5 <= m; b += 5) tile(5, 5, rows, m, d, x + a * d, y + b * d, out + a * m + b);
+        for (; b < m; b++) tile(5, 1, rows, m, d, x + a * d, y + b * d, out + a * m + b);
+    }
+    for (; a < m; a++) {
+        int64_t b = 0;
+        for (; b + 5 <= m; b += 5) tile(1, 5, rows, m, d, x + a * d, y + b * d, out + a * m + b);
+        for (; b < m; b++) tile(1, 1, rows, m, d, x + a * d, y + b * d, out + a * m + b);
+    }
+}

@@ -1,0 +1,190 @@
+"""The same steps and answers as `particle.py`, in C (steps.c, answers.c), for float32 on a CPU.
+
+A step is some sixty operations on tensors of a few kilobytes: torch spends more time on calling them, and on
+fetching what has left the cache between two of them, than on the numbers. C takes them one episode after
+another in the cache of a core, and without Python's lock. The results are the same up to float rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.heads.training import similarity as forms
+from fewshot_dpkl.heads.training.compiled import library
+from fewshot_dpkl.heads.training.similarity import LANES
+
+if TYPE_CHECKING:
+    from fewshot_dpkl.heads.training.particle import Training
+
+FIELDS = {  # of `Job` in forms.h, in its order
+    "layer form unit episodes points features layers width particles classes batch epochs": ctypes.c_int64,
+    "frequencies block kappa_every liu_wang first until": ctypes.c_int64,
+    "learning_rate momentum second epsilon precision floor prior repulsion": ctypes.c_double,
+    "labels orders inputs kernel overlap begun reached products shown rows columns": ctypes.c_void_p,
+    "moved direction square theta theta_mean theta_square kappa scores drift": ctypes.c_void_p,
+}
+CLOSED, FOURIER, DOT, PAIRED = range(4)
+NONE, SPAN, FREE = range(3)
+
+
+class Job(ctypes.Structure):
+    _fields_ = [(name, kind) for names, kind in FIELDS.items() for name in names.split()]  # type: ignore[misc]
+
+
+def knows(*tensors: Tensor) -> bool:
+    """Whether C is there for tensors like these."""
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors) and library() is not None
+
+
+def padded(tensor: Tensor) -> Tensor:
+    """Contiguous, with zeros behind rows whose length is not a multiple of LANES; itself where it can be."""
+    missing = -tensor.shape[-1] % LANES
+    return (torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor).contiguous()
+
+
+def call(name: str, *arguments: Any) -> None:
+    if getattr(library(), name)(*arguments):
+        raise MemoryError("there is no memory for a training step; train fewer episodes at once")
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    assert tensor.is_contiguous()
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """`[E, rows, depth]` times `[E, depth, columns]`."""
+    a, wide = a.contiguous(), padded(b)
+    out = a.new_zeros(*a.shape[:2], wide.shape[-1])
+    for e in range(len(a)):
+        sizes = (a.shape[1], wide.shape[2], a.shape[2])
+        library().add_product(*map(ctypes.c_int64, sizes), address(a[e]), address(wide[e]), address(out[e]))
+    return out[..., : b.shape[-1]]
+
+
+def through_start(
+    streams: Tensor, points: Tensor, shape: Sequence[int], deviation: float, products: bool
+) -> tuple[Tensor, Tensor]:
+    """`draws.Start.through`: the layers are drawn in the cache and used at once."""
+    (episodes, rows, features), (_, m, d) = points.shape, shape
+    points, streams = points.contiguous(), streams.contiguous()
+    out = points.new_zeros(episodes, rows, m, d + -d % LANES)
+    of_layers = points.new_zeros(episodes, m, m)
+    sizes = tuple(map(ctypes.c_int64, (features, m, d)))
+    for e in range(episodes):
+        call(
+            "through_start", address(streams[e]), *sizes, ctypes.c_double(deviation * 3**0.5 / 2**15),
+            ctypes.c_int64(rows), address(points[e]), address(out[e]),
+            address(of_layers[e]) if products else None,
+        )  # fmt: skip
+    return out[..., :d], of_layers
+
+
+class Work:
+    """A job and the tensors that it points to."""
+
+    def __init__(self, theta: Tensor, similarity: forms.Similarity, layer: int, layers: int) -> None:
+        episodes, particles, classes, _ = theta.shape
+        self.tensors: dict[str, Tensor] = {}
+        self.job = Job(
+            layer=layer, episodes=episodes, layers=layers, width=theta.shape[-1] + -theta.shape[-1] % LANES,
+            particles=particles, classes=classes, unit=similarity.normalised, batch=1,
+        )  # fmt: skip
+        self.set(theta=padded(theta))
+        if isinstance(similarity, forms.FourierKernel):
+            self.job.form, self.job.floor = FOURIER, similarity.FLOOR
+            self.job.frequencies, self.job.block = len(similarity.frequencies), similarity.per_step
+            rows, columns = similarity.packed
+            self.set(rows=rows, columns=columns)
+        elif isinstance(similarity, forms.PairedProduct):
+            self.job.form = PAIRED
+        elif layer == NONE:
+            self.job.form = DOT
+        elif isinstance(similarity, forms.ExactKernel):
+            self.job.form, self.job.precision = CLOSED, similarity.precision
+
+    def set(self, **tensors: Tensor) -> None:
+        self.tensors |= tensors
+        for name, tensor in tensors.items():
+            setattr(self.job, name, address(tensor).value)
+
+
+def can_compare(similarity: forms.Similarity, layered: bool) -> bool:
+    if isinstance(similarity, forms.ExactKernel):
+        return layered or similarity.precision == 1
+    known = (forms.FourierKernel, forms.PairedProduct) if layered else (forms.DotProduct,)
+    return isinstance(similarity, known)
+
+
+def answer(hidden: Tensor, theta: Tensor, similarity: forms.Similarity, layered: bool) -> Tensor | None:
+    """`particle.answer`, or None if C does not know how."""
+    if not knows(hidden, theta) or not can_compare(similarity, layered):
+        return None
+    episodes, rows, m, _ = hidden.shape
+    work = Work(theta, similarity, FREE if layered else NONE, m)
+    z = padded(hidden)
+    z = z.clone() if layered and z.data_ptr() == hidden.data_ptr() else z  # it is overwritten
+    log_rho = hidden.new_empty(episodes, rows, *theta.shape[1:3])
+    for e in range(episodes):
+        work.set(theta=padded(theta[e]))
+        call("answer", ctypes.byref(work.job), ctypes.c_int64(rows), address(z[e]), address(log_rho[e]))
+    return log_rho
+
+
+def steps_of(training: Training) -> Callable[[int, int], None] | None:
+    """What takes the steps of `Training` as its own `take_steps` does, or None if C does not know how."""
+    from fewshot_dpkl.heads.training import layers as kinds
+
+    layers, theta, similarity = training.layers, training.theta, training.similarity
+    if not knows(theta, layers.points) or isinstance(training.prior_mean, Tensor):
+        return None
+    if not can_compare(similarity, layers.values is not None) or training.optimizer != "adam":
+        return None
+    (episodes, epochs, n), features = training.orders.shape, layers.points.shape[-1]
+    moved: dict[str, Tensor] = {}  # what training moves, by name in the job
+    if isinstance(layers, kinds.SpanLayers) and layers.adam and not similarity.joint:
+        m = layers.values.shape[2]
+        work = Work(theta, similarity, SPAN, m)
+        begun, reached = padded(layers.begun), padded(layers.reached)
+        work.set(kernel=layers.kernel, overlap=layers.overlap, begun=begun, reached=reached)
+        work.set(products=layers.products_of_start, shown=layers.shown)
+        moved |= {"moved": layers.values, "direction": layers.direction, "square": layers.square}
+    elif isinstance(layers, kinds.FreeLayers) and isinstance(layers.optimise, kinds.Adam):
+        m = layers.values.shape[2]
+        work = Work(theta, similarity, FREE, m)
+        work.set(inputs=layers.points.contiguous())
+        adam = layers.optimise
+        moved |= {"moved": layers.values, "direction": adam.mean, "square": adam.square}
+    elif layers.values is None:
+        m = 1
+        work = Work(theta, similarity, NONE, m)
+        work.set(inputs=padded(layers.points))
+    else:
+        return None
+    assert isinstance(training.move_classes, kinds.Adam)
+    moved |= {"theta": theta, "theta_mean": training.move_classes.mean}
+    moved |= {"theta_square": training.move_classes.square}
+    inside = {name: padded(tensor) for name, tensor in moved.items()}
+    p = theta.shape[1]
+    work.set(**inside, labels=training.labels.long().contiguous(), orders=training.orders.contiguous())
+    work.set(kappa=theta.new_zeros(episodes, m, m), scores=theta.new_zeros(episodes, p, p))
+    work.set(drift=theta.new_zeros(episodes, p, p))
+    job = work.job
+    job.points, job.features, job.batch, job.epochs = n, features, training.batch_size, epochs
+    job.kappa_every, job.liu_wang = training.kappa_every, training.rule == "liu-wang"
+    job.learning_rate, job.prior, job.repulsion = training.learning_rate, training.prior, training.repulsion
+    job.momentum, job.second, job.epsilon = kinds.MOMENTUM, kinds.SECOND, kinds.EPSILON
+
+    def take_steps(first: int, until: int) -> None:
+        work.job.first, work.job.until = first, until
+        call("run_steps", ctypes.byref(work.job))
+        for name, tensor in moved.items():
+            if inside[name] is not tensor and inside[name].data_ptr() != tensor.data_ptr():
+                tensor.copy_(inside[name][..., : tensor.shape[-1]])
+
+    return take_steps
