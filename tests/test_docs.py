@@ -1,5 +1,6 @@
 """The tutorials, run as they are read; the documentation site, built strictly."""
 
+import doctest
 import importlib
 import re
 import shlex
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fewshot_dpkl
+from fewshot_dpkl import regression
 from tests.conftest import ROOT
 from tests.data.test_mnist import write_digits
 
@@ -94,6 +97,25 @@ def test_commands_in_the_readme_and_the_pages_have_arguments_that_exist(monkeypa
                 pytest.fail(f"{page.name}: {line}")
             seen += 1
     assert seen > 20
+
+
+PUBLIC = [f"fewshot_dpkl:{name}" for name in fewshot_dpkl.__all__ if name != "HEADS"]
+PUBLIC += [f"fewshot_dpkl.regression:{name}" for name in regression.__all__]
+PUBLIC += [f"fewshot_dpkl.evaluation.tables:{name}" for name in ("aligned", "markdown", "latex")]
+PUBLIC += [
+    f"fewshot_dpkl.evaluation.metrics:{name}" for name in ("mean_interval", "expected_calibration_error")
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example_that_runs(name, registered_backbones, capsys):
+    module, _, attribute = name.partition(":")
+    thing = getattr(importlib.import_module(module), attribute)
+    home = vars(importlib.import_module(thing.__module__))
+    (example,) = doctest.DocTestFinder(recurse=False).find(thing, attribute, globs=dict(home))
+    assert example.examples, f"{name} has no example"
+    failed = doctest.DocTestRunner().run(example).failed
+    assert not failed, capsys.readouterr().out
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

@@ -25,6 +25,11 @@ def fit_lengthscale(
     They give the least negative log-likelihood of 5-way episodes with the given shots, on average, with the
     class means as class weights. `features` must be of classes that are neither trained on nor tested on.
     Shots for which a class has too few examples are left out.
+
+    Examples:
+        >>> from fewshot_dpkl import FeatureSet, fit_lengthscale
+        >>> sorted(fit_lengthscale(FeatureSet.shipped(), shots=(1, 5), episodes=20))
+        ['shot_noise', 'spread']
     """
     smallest = int(np.bincount(features.labels).min())
     usable = [shot for shot in shots if shot < smallest]

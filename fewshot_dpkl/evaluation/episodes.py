@@ -38,6 +38,13 @@ class EpisodeSampler:
     Episode number i depends on the seed and on i alone: the same for every head, machine, batch size and
     number of episodes. It uses nothing of the random generator but its uniform numbers, whose stream
     NumPy keeps stable.
+
+    Examples:
+        >>> from fewshot_dpkl import EpisodeSampler, FeatureSet
+        >>> sampler = EpisodeSampler(FeatureSet.shipped(), way=5, shot=1, query=16, seed=0)
+        >>> drawn = sampler.draw(range(3))
+        >>> drawn.support.shape, drawn.query.shape
+        ((3, 5, 1), (3, 5, 16))
     """
 
     def __init__(

@@ -38,6 +38,15 @@ class HeadResult:
         confusion: `[episodes, way, way]`, queries of a class (row) that were given an answer (column).
         seconds: time spent in the head.
         unseen_auroc: `[episodes]`, how well the top probability tells known from unseen classes, if asked.
+
+    Examples:
+        >>> from fewshot_dpkl import CentroidHead, EpisodeSampler, FeatureSet, evaluate
+        >>> features = FeatureSet.shipped()
+        >>> result = evaluate({"centroid": CentroidHead()}, features, EpisodeSampler(features), 4)["centroid"]
+        >>> result.accuracy.shape, result.calibration.shape
+        ((4,), (4, 15, 3))
+        >>> sorted(result.to_frame().columns)
+        ['accuracy', 'accuracy_at_80', 'brier', 'nll']
     """
 
     accuracy: np.ndarray
@@ -108,6 +117,15 @@ def paired_difference(result: HeadResult, other: HeadResult, figure: str = "accu
     """Mean of `result` minus `other` on the same episodes, with its 95 % interval.
 
     figure: accuracy, nll, brier, accuracy_at_80 or unseen_auroc.
+
+    Examples:
+        >>> from fewshot_dpkl import EpisodeSampler, FeatureSet, evaluate, make_head, paired_difference
+        >>> features = FeatureSet.shipped()
+        >>> heads = {name: make_head(name) for name in ("nn", "centroid")}
+        >>> results = evaluate(heads, features, EpisodeSampler(features), 30)
+        >>> difference, interval = paired_difference(results["centroid"], results["nn"])
+        >>> difference > interval  # clearly better, on the same 30 episodes
+        True
     """
     return mean_interval(getattr(result, figure) - getattr(other, figure))
 
@@ -176,6 +194,15 @@ def evaluate(
         unseen: also ask, in every episode, as many queries as per class of a class that is not in its
             support set. Nothing else changes by it.
         progress: called after each batch with the head's name and the accuracies of the batch.
+
+    Examples:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from fewshot_dpkl import EpisodeSampler, FeatureSet, evaluate, make_head
+        >>> features = FeatureSet.shipped()
+        >>> heads = {"nn": make_head("nn"), "sklearn": LogisticRegression()}
+        >>> results = evaluate(heads, features, EpisodeSampler(features, way=3, shot=2), episodes=4)
+        >>> {name: result.summary()["episodes"] for name, result in results.items()}
+        {'nn': 4, 'sklearn': 4}
     """
     if episodes < 1 or (batch_episodes is not None and batch_episodes < 1):
         raise ValueError(

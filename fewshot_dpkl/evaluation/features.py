@@ -39,6 +39,15 @@ class FeatureSet:
         labels: `[N]`, class numbers 0..K-1.
         class_names: K names.
         card: what is known of the origin (backbone, data set, split, preprocessing ...), JSON types only.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import FeatureSet
+        >>> made = FeatureSet.from_arrays(np.eye(4).repeat(5, 0), np.repeat(["a", "b", "c", "d"], 5))
+        >>> len(made), list(made.class_names)
+        (20, ['a', 'b', 'c', 'd'])
+        >>> FeatureSet.shipped().card["dataset"]
+        'mini-imagenet'
     """
 
     features: np.ndarray

@@ -14,7 +14,13 @@ LATEX = str.maketrans(
 
 
 def aligned(rows: Rows) -> str:
-    """Rows as lines: the first column to the left, the others to the right of their widest cell."""
+    """Rows as lines: the first column to the left, the others to the right of their widest cell.
+
+    Examples:
+        >>> print(aligned([["head", "accuracy %"], ["nn", "62.68"]]))
+        head  accuracy %
+        nn         62.68
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows

@@ -36,7 +36,13 @@ DEFAULT_HEAD = CalibratedDPKLHead.name
 
 
 def DPKL(preset: str = "paper", **parameters: Any) -> Head:
-    """The paper's DPKL (`preset="paper"`), or the one with probabilities to trust (`preset="calibrated"`)."""
+    """The paper's DPKL (`preset="paper"`), or the one with probabilities to trust (`preset="calibrated"`).
+
+    Examples:
+        >>> from fewshot_dpkl import DPKL
+        >>> DPKL(), DPKL(preset="calibrated", particles=20)
+        (DPKLHead(), CalibratedDPKLHead(particles=20))
+    """
     presets = {"paper": DPKLHead.name, "calibrated": CalibratedDPKLHead.name}
     if preset not in presets:
         raise ValueError(f"there is no preset {preset!r}; choose from {', '.join(presets)}")
@@ -48,6 +54,11 @@ def make_head(name: str, **parameters: Any) -> Head:
 
     Beside those of `HEADS`: names that installed packages offer by entry points of the group
     `fewshot_dpkl.heads`, and import paths `package.module:Name`.
+
+    Examples:
+        >>> from fewshot_dpkl import make_head
+        >>> make_head("dpkl", kernel="exact")
+        DPKLHead(kernel='exact')
     """
     return make(name, find_class(name, HEADS), parameters)
 
@@ -59,7 +70,17 @@ def head_for(name: str, backbone_card: Any) -> Head:
 
 
 def load_head(path: str | os.PathLike[str]) -> Head:
-    """Read a fitted head written by `head.save(path)`."""
+    """Read a fitted head written by `head.save(path)`.
+
+    Examples:
+        >>> import tempfile, numpy as np
+        >>> from fewshot_dpkl import CentroidHead, load_head
+        >>> head = CentroidHead(scale=5.0).fit(np.eye(3).repeat(2, 0), [1, 1, 2, 2, 3, 3])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     head.save(f"{folder}/head.safetensors")
+        ...     load_head(f"{folder}/head.safetensors")
+        CentroidHead(scale=5.0)
+    """
     return read_head(path, lambda name: named_class(name, HEADS))
 
 

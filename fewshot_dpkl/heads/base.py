@@ -27,6 +27,14 @@ class Head(ClassifierMixin, BaseEstimator):
 
     A head is written once, for a batch of E episodes, as two functions: `fit_episodes` and
     `log_proba_episodes`. `fit`, `predict` and `predict_proba` are their view for E = 1.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import make_head
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> head = make_head("centroid").fit(X, y)
+        >>> head.predict_proba(X[:2]).shape, head.classes_.tolist()
+        ((2, 3), ['ant', 'bee', 'fly'])
     """
 
     name: str  # on the command line, in results and in saved files

@@ -71,6 +71,13 @@ class BLRHead(ParticleHead):
         cosine: class weights of unit length too: the softmax of a cosine instead of plain logits.
 
     The others are those of `ParticleHead`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import BLRHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> BLRHead(epochs=10, learning_rate=0.1).fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "blr"
@@ -123,6 +130,13 @@ class BNNHead(BLRHead):
         cosine: layer output and class weights scaled to length one, as in DBLR and DPKL; else plain logits.
 
     The others are those of `ParticleHead`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import BNNHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> BNNHead(epochs=10, latent=16, learning_rate=0.1).fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "bnn"

@@ -40,6 +40,13 @@ class CalibratedDPKLHead(Head):
         diversity: how far from the class means the particles start, in units of ℓ.
         bandwidth: rule for κ between particles, `paper` or `liu-wang`.
         random_state: seed of the initial class weights.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import CalibratedDPKLHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> CalibratedDPKLHead().fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "dpkl-calibrated"

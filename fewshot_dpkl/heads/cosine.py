@@ -23,6 +23,13 @@ class CosineHead(Head):
     and dampening 0.9, weight decay 1e-3, scale 2, and weights drawn as a linear layer draws them. Training
     runs in the span of the support set plus, for each class, the part of its initial weights outside that
     span (weight decay and normalisation act on it too); for SGD this is exact.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import CosineHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> CosineHead().fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "cosine"

@@ -66,6 +66,13 @@ class DPKLHead(ParticleHead):
             moment.
 
     The others are those of `ParticleHead`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import DPKLHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> DPKLHead(epochs=20, latent=16, learning_rate=0.1).fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "dpkl"
@@ -177,6 +184,13 @@ class DBLRHead(DPKLHead):
     With one embedding and the exact kernel at ℓ = 1, log k(z, θ_c) is the cosine up to a constant, κ is 1
     and the functional gradient is the plain one. It takes the parameters of `DPKLHead` that are not fixed by
     this.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import DBLRHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> DBLRHead(epochs=20, latent=16, learning_rate=0.1).fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "dblr"

@@ -20,6 +20,13 @@ class LogisticRegressionHead(Head):
     this loss is nowhere above that of a least-squares problem (Böhning, 1992), whose Cholesky factor
     therefore serves as a fixed preconditioner; Nesterov's acceleration with restarts does the rest. All
     episodes are solved together, in float64, in the span of their support sets when that is smaller.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import LogisticRegressionHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> LogisticRegressionHead(C=1.0).fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "logreg"

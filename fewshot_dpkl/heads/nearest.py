@@ -17,6 +17,13 @@ class NearestNeighborHead(Head):
 
     Similarity is the cosine. Probabilities are a softmax over classes of `scale` times the cosine of the
     class's most similar example; the scale changes them, never the prediction.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import NearestNeighborHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> NearestNeighborHead().fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
     """
 
     name = "nn"
@@ -37,7 +44,15 @@ class NearestNeighborHead(Head):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CentroidHead(Head):
-    """Nearest class mean by cosine: softmax over `scale` times the cosine to the mean of unit features."""
+    """Nearest class mean by cosine: softmax over `scale` times the cosine to the mean of unit features.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import CentroidHead
+        >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
+        >>> CentroidHead().fit(X, y).predict(X[::4]).tolist()
+        ['ant', 'bee', 'fly']
+    """
 
     name = "centroid"
 

@@ -48,6 +48,15 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         threshold: `predict` answers "not sure" below this top probability.
         on_unreadable: `raise` an error at a picture that cannot be read, or `skip` it: `fit` leaves it out
             with a warning, `predict` answers None and `predict_proba` a row of NaN.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import FewShotClassifier
+        >>> colours = np.array([[200, 30, 30], [30, 30, 200]]).repeat(3, 0)
+        >>> pictures = [np.full((84, 84, 3), colour, "uint8") for colour in colours]
+        >>> classifier = FewShotClassifier().fit(pictures, ["red"] * 3 + ["blue"] * 3)
+        >>> classifier.predict(pictures[::3]).tolist()
+        ['red', 'blue']
     """
 
     def __init__(

@@ -31,6 +31,13 @@ class Backbone(Protocol):
         identity: a short text that changes whenever its features would: weights, preprocessing.
         resize: the side of the square pictures it takes.
         preprocessing: how it prepares them, JSON types only; written to saved models for the reader.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl import Backbone, find_backbone
+        >>> backbone = find_backbone("conv4-mini-imagenet")
+        >>> isinstance(backbone, Backbone), backbone.embed(np.zeros((1, 84, 84, 3), "uint8")).shape
+        (True, (1, 1600))
     """
 
     @property
@@ -56,6 +63,11 @@ def find_backbone(backbone: str | os.PathLike[str] | Backbone) -> Backbone:
     An installed package offers backbones by an entry point of the group `fewshot_dpkl.backbones`: a function
     that takes a name and returns a `Backbone`. The entry point `clip` is asked for every name that begins
     with `clip:`, the one called `default` for all other names.
+
+    Examples:
+        >>> from fewshot_dpkl import find_backbone
+        >>> find_backbone("conv4-cub").resize
+        84
     """
     if not isinstance(backbone, (str, os.PathLike)):
         if not isinstance(backbone, Backbone):

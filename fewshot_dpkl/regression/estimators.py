@@ -169,6 +169,15 @@ class GPRegressor(EmbeddingGP):
         lengthscale: where every column's lengthscale starts; None for √D.
 
     The others are those of `EmbeddingGP`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl.regression import GPRegressor
+        >>> X = np.linspace(-2, 2, 20)[:, None]
+        >>> model = GPRegressor(noise=0.1, random_state=0).fit(X, X[:, 0] ** 2)
+        >>> mean, std = model.predict(X[:3], return_std=True)
+        >>> mean.shape, std.shape
+        ((3,), (3,))
     """
 
     lengthscale: float | None = None
@@ -195,6 +204,14 @@ class DKLRegressor(EmbeddingGP):
         learn_lengthscale: learn ℓ by marginal likelihood (beyond the paper).
 
     The others are those of `EmbeddingGP`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl.regression import DKLRegressor
+        >>> X = np.linspace(-2, 2, 20)[:, None]
+        >>> model = DKLRegressor(hidden=(16,), lr=0.01, random_state=0).fit(X, X[:, 0])
+        >>> model.score(X, X[:, 0]) > 0.5
+        True
     """
 
     hidden: Sequence[int] = (100, 50, 50)
@@ -220,6 +237,14 @@ class DPKLRegressor(DKLRegressor):
         prior: k** of a new point: `own` for the model's |μ(x)|², `unit` for the authors' 1.
 
     The others are those of `DKLRegressor`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fewshot_dpkl.regression import DPKLRegressor
+        >>> X, more = np.linspace(-2, 2, 20)[:, None], np.linspace(-3, 3, 50)[:, None]
+        >>> model = DPKLRegressor(particles=3, hidden=(16,), random_state=0).fit(X, X[:, 0], unlabeled=more)
+        >>> model.sample_y(more, n_samples=5).shape
+        (50, 5)
     """
 
     particles: int = 10
@@ -271,5 +296,15 @@ REGRESSORS: dict[str, type[EmbeddingGP]] = {
 
 
 def load_regressor(path: str | os.PathLike[str]) -> EmbeddingGP:
-    """Read what `save` wrote: the same class and parameters, and the same predictions bit for bit."""
+    """Read what `save` wrote: the same class and parameters, and the same predictions bit for bit.
+
+    Examples:
+        >>> import tempfile, numpy as np
+        >>> from fewshot_dpkl.regression import GPRegressor, load_regressor
+        >>> model = GPRegressor(epochs=10, random_state=0).fit(np.eye(4), [1.0, 2.0, 3.0, 4.0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/gp.safetensors")
+        ...     load_regressor(f"{folder}/gp.safetensors")
+        GPRegressor(epochs=10, random_state=0)
+    """
     return read_regressor(path, REGRESSORS)
