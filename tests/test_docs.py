@@ -99,6 +99,12 @@ def test_commands_in_the_readme_and_the_pages_have_arguments_that_exist(monkeypa
     assert seen > 20
 
 
+def test_the_lines_of_python_in_the_readme_run():
+    (code,) = (text for language, _, text in blocks(ROOT / "README.md") if language == "python")
+    assert len(code.splitlines()) <= 11
+    exec(compile(code, "README.md", "exec"), {})
+
+
 PUBLIC = [f"fewshot_dpkl:{name}" for name in fewshot_dpkl.__all__ if name != "HEADS"]
 PUBLIC += [f"fewshot_dpkl.regression:{name}" for name in regression.__all__]
 PUBLIC += [f"fewshot_dpkl.evaluation.tables:{name}" for name in ("aligned", "markdown", "latex")]
