@@ -4,6 +4,7 @@
     fewshot-dpkl eval --features F.npz --head nn --head dblr --head dpkl --out runs/table1
     fewshot-dpkl eval --head dpkl --head my_module:MyHead --head sklearn.linear_model:LogisticRegression
     fewshot-dpkl eval --head all --sweep-shot 1 5 10 --unseen --report report.html
+    fewshot-dpkl eval --head dpkl-calibrated --shot 1 --unlabeled 30 --distractors 5
     torchrun --nproc-per-node=2 -m fewshot_dpkl eval --head all
 
 Prints accuracy with its 95 % interval (1.96 σ / √episodes), negative log-likelihood, calibration error and
@@ -76,6 +77,7 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="also ask queries of a class outside the episode; AUROC of the top probability",
     )
+    add_unlabeled_arguments(parser)
     parser.add_argument(
         "--table", choices=FORMATS, default="plain", help="how tables are printed (default: %(default)s)"
     )
@@ -86,6 +88,47 @@ def parse() -> argparse.Namespace:
     )
     add_device_arguments(parser)
     return parser.parse_args()
+
+
+def add_unlabeled_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("unlabelled examples, for the heads that learn from them")
+    group.add_argument(
+        "--transductive", action="store_true", help="an episode's queries are its unlabelled examples"
+    )
+    group.add_argument(
+        "--unlabeled",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N more examples of each class, none of them in support set or queries",
+    )
+    group.add_argument(
+        "--distractors",
+        type=int,
+        default=0,
+        metavar="K",
+        help="as many unlabelled examples of each of K classes outside the episode",
+    )
+    parser.add_argument(
+        "--query-proportions",
+        type=proportions,
+        metavar="dirichlet:A",
+        help="uneven numbers of queries, in proportions of each episode's own (Veilleux et al., 2021: A = 2)",
+    )
+
+
+def proportions(text: str) -> float:
+    """A of `dirichlet:A`."""
+    kind, _, value = text.partition(":")
+    try:
+        concentration = float(value)
+    except ValueError:
+        concentration = 0.0
+    if kind != "dirichlet" or not 0 < concentration < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form dirichlet:A with A above 0, as dirichlet:2"
+        )
+    return concentration
 
 
 def main() -> None:
@@ -99,9 +142,13 @@ def main() -> None:
         for name, head in find_heads(names, HEADS)
     }
     samplers = {
-        (way, shot): EpisodeSampler(features, way=way, shot=shot, query=arguments.query, seed=arguments.seed)
+        (way, shot): EpisodeSampler(
+            features, way=way, shot=shot, query=arguments.query, seed=arguments.seed,
+            concentration=arguments.query_proportions, transductive=arguments.transductive,
+            unlabeled=arguments.unlabeled, distractors=arguments.distractors,
+        )
         for way, shot in settings(arguments)
-    }
+    }  # fmt: skip
     check_targets(arguments)
     if "LOCAL_RANK" in os.environ:  # started by torchrun
         distributed.init_process_group("gloo")
@@ -182,12 +229,17 @@ def text(setting: Setting, results: Results, arguments: argparse.Namespace) -> s
     unseen = results[first].unseen_auroc is not None
     if unseen:
         more[0].append("unseen AUROC")
+    unlabeled = arguments.transductive or arguments.unlabeled
+    if unlabeled:
+        main[0].append("unlabelled")
     for name, result in results.items():
         figures = result.summary()
         difference = percent(*paired_difference(result, results[first]), sign="+") if name != first else ""
         accuracy = percent(figures["accuracy"], figures["ci95"])
         row = [name, accuracy, f"{figures['nll']:.4f}", f"{figures['ece']:.4f}"]
         main.append([*row, f"{figures['seconds']:.1f}", difference])
+        if unlabeled:
+            main[-1].append("seen" if result.saw_unlabeled else "not seen")
         entropies = [figures["entropy_right"], figures["entropy_wrong"]]
         row = [name, f"{figures['brier']:.4f}"]
         row.append(percent(figures["accuracy_at_80"], figures["accuracy_at_80_ci95"]))

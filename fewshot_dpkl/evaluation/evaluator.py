@@ -38,6 +38,7 @@ class HeadResult:
         confusion: `[episodes, way, way]`, queries of a class (row) that were given an answer (column).
         seconds: time spent in the head.
         unseen_auroc: `[episodes]`, how well the top probability tells known from unseen classes, if asked.
+        saw_unlabeled: whether the head has learnt from unlabelled examples of the episodes.
 
     Examples:
         >>> from fewshot_dpkl import CentroidHead, EpisodeSampler, FeatureSet, evaluate
@@ -58,6 +59,7 @@ class HeadResult:
     confusion: np.ndarray
     seconds: float
     unseen_auroc: np.ndarray | None = None
+    saw_unlabeled: bool = False
 
     def __repr__(self) -> str:
         return f"HeadResult({', '.join(f'{name} {value}' for name, value in self._figures().items())})"
@@ -101,6 +103,7 @@ class HeadResult:
             "ece": self.ece,
             "seconds": self.seconds,
             "episodes": len(self.accuracy),
+            "saw_unlabeled": self.saw_unlabeled,
             "reliability": dict(bins),
         }
 
@@ -160,7 +163,7 @@ def by_class(
         np.add.at(chances, pairs, result.confusion.sum(2, keepdims=True))
         for c, row in rows.items():
             row["queries"] = int(chances[c, c])
-            row["accuracy"][name] = float(times[c, c] / chances[c, c])
+            row["accuracy"][name] = float(times[c, c] / max(chances[c, c], 1))
             wrong = np.where(np.arange(total) == c, 0, times[c])
             worst = int(wrong.argmax())
             row["taken_for"][name] = (
@@ -224,7 +227,8 @@ def evaluate(
                 progress(name, scores["accuracy"])
         seconds = slowest(time.perf_counter() - start)
         whole = {key: gather(np.concatenate([part[key] for part in parts]), episodes) for key in parts[0]}
-        results[name] = HeadResult(**whole, seconds=seconds)
+        saw = saw_unlabeled(head, sampler.transductive + sampler.unlabeled)
+        results[name] = HeadResult(**whole, seconds=seconds, saw_unlabeled=saw)
     return results
 
 
@@ -233,7 +237,8 @@ def run_head(head: Head, table: Tensor, batch: Episodes) -> tuple[Tensor, Tensor
     """Fit a head to a batch of episodes and ask it their queries.
 
     `table` `[N, D]` are the features on the device to use. The head sees the support set when it learns
-    and the queries only afterwards.
+    and the queries only afterwards; the unlabelled examples, which may be the queries, only if it can learn
+    from such.
 
     Returns:
         Log-probabilities `[E, way, query, way]` of the queries and `[E, unseen, way]` of the unseen ones,
@@ -245,17 +250,23 @@ def run_head(head: Head, table: Tensor, batch: Episodes) -> tuple[Tensor, Tensor
         return table[torch.as_tensor(rows.reshape(episodes, -1), device=table.device)]  # E rows D
 
     labels = torch.arange(way, device=table.device).repeat_interleave(shot).expand(episodes, -1)
-    state = head.fit_episodes(look_up(batch.support), labels, batch.seeds.tolist())
+    known = {"unlabeled": look_up(batch.unlabeled)} if saw_unlabeled(head, batch.unlabeled.shape[1]) else {}
+    state = head.fit_episodes(look_up(batch.support), labels, batch.seeds.tolist(), **known)
     log_p = head.log_proba_episodes(state, look_up(batch.query)).unflatten(1, (way, -1))
     if not batch.unseen.size:
         return log_p, log_p.new_empty(episodes, 0, way)
     return log_p, head.log_proba_episodes(state, look_up(batch.unseen))
 
 
+def saw_unlabeled(head: Head, number: int) -> bool:
+    """Whether `head` learns from `number` unlabelled examples of an episode."""
+    return number > 0 and head.learns_from_unlabeled
+
+
 def score_head(head: Head, table: Tensor, batch: Episodes) -> Scores:
     """`run_head`, scored."""
     log_p, log_unseen = run_head(head, table, batch)
-    return score(log_p, log_unseen if batch.unseen.size else None)
+    return score(log_p, log_unseen if batch.unseen.size else None, torch.as_tensor(batch.query_classes))
 
 
 def nothing(way: int, unseen: bool) -> Scores:

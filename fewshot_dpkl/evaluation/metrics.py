@@ -17,36 +17,42 @@ Scores = dict[str, np.ndarray]
 """Figures by name, each with the episodes first."""
 
 
-def score(log_p: Tensor, log_unseen: Tensor | None = None) -> Scores:
+def score(log_p: Tensor, log_unseen: Tensor | None = None, truth: Tensor | None = None) -> Scores:
     """Score the answers to E episodes.
 
     Args:
         log_p: `[E, way, query, way]` log-probabilities; `log_p[:, c]` are of queries of class c.
         log_unseen: `[E, unseen, way]` log-probabilities of queries of a class outside the episode.
+        truth: `[E, way, query]` classes of the queries, where they are others than that.
 
     Returns:
         `accuracy`, `nll`, `brier`, `accuracy_at_80` `[E]`; `calibration` `[E, 15, 3]`; `entropy`
         `[E, 2, 2]`; `confusion` `[E, way, way]`; with unseen queries `unseen_auroc` `[E]`. What each of
         them is stands at the function of its name.
     """
-    log_p = log_p.cpu().double()
-    p = log_p.exp()
-    truth = torch.eye(log_p.shape[1], dtype=torch.float64)[:, None]  # way 1 way
-    answer = log_p.argmax(-1)  # E way query
-    right = (answer == torch.arange(log_p.shape[1])[:, None]).double().flatten(1)  # E way·query
-    top = p.amax(-1).flatten(1)  # E way·query
+    way = log_p.shape[-1]
+    if truth is None:
+        truth = torch.arange(way)[:, None].expand(log_p.shape[:-1])
+    log_p, truth = log_p.cpu().double().flatten(1, 2), truth.cpu().flatten(1)  # E n way, E n
+    p, true, answer = log_p.exp(), one_hot(truth, way), log_p.argmax(-1)
+    right, top = (answer == truth).double(), p.amax(-1)  # E n
     scores = {
         "accuracy": right.mean(1),
-        "nll": -log_p.diagonal(dim1=1, dim2=3).mean((1, 2)),
-        "brier": (p - truth).square().sum(-1).mean((1, 2)),
+        "nll": -log_p.gather(-1, truth[..., None]).mean((1, 2)),
+        "brier": (p - true).square().sum(-1).mean(1),
         "accuracy_at_80": accuracy_of_surest(top, right),
         "calibration": calibration(top, right),
-        "entropy": entropy(p.flatten(1, 2), right),
-        "confusion": torch.nn.functional.one_hot(answer, log_p.shape[1]).sum(2),
+        "entropy": entropy(p, right),
+        "confusion": true.mT @ one_hot(answer, way),
     }
     if log_unseen is not None:
         scores["unseen_auroc"] = auroc(top, log_unseen.cpu().double().exp().amax(-1))
     return {name: values.double().numpy() for name, values in scores.items()}
+
+
+def one_hot(classes: Tensor, way: int) -> Tensor:
+    """`[E, n]` class numbers to `[E, n, way]`."""
+    return torch.nn.functional.one_hot(classes, way).double()
 
 
 def accuracy_of_surest(top: Tensor, right: Tensor, coverage: float = COVERAGE) -> Tensor:

@@ -40,6 +40,8 @@ class Head(ClassifierMixin, BaseEstimator):
     name: str  # on the command line, in results and in saved files
     episodes_at_once = 96
     """How many episodes suit a core: more share the cost of every call, fewer stay in its cache."""
+    learns_from_unlabeled = False
+    """Whether `fit_episodes` and `fit` take `unlabeled` examples."""
 
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
         """Learn from E support sets at once.

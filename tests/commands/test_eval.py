@@ -46,7 +46,7 @@ def test_table_json_and_csv_agree_with_evaluate(features, run_script, tmp_path):
     assert set(document["heads"]["nn"]) == {
         *("accuracy", "ci95", "nll", "nll_ci95", "ece", "brier", "brier_ci95"),
         *("accuracy_at_80", "accuracy_at_80_ci95", "entropy_right", "entropy_wrong"),
-        *("reliability", "seconds", "episodes"),
+        *("reliability", "seconds", "episodes", "saw_unlabeled"),
     }
     assert document["sweeps"] == {}
     assert shlex.split(document["command"])[2:] == [str(argument) for argument in arguments]

@@ -89,3 +89,69 @@ def test_unseen_queries_need_a_class_that_is_left(clusters):
 def test_impossible_episodes_are_refused(clusters, settings, words):
     with pytest.raises(ValueError, match=words):
         EpisodeSampler(clusters, **settings)
+
+
+def test_unlabelled_examples_leave_the_episodes_as_they_are(clusters):
+    plain = EpisodeSampler(clusters, way=3, shot=2, query=5).draw(range(30))
+    sampler = EpisodeSampler(clusters, way=3, shot=2, query=5, unlabeled=4, distractors=2)
+    episodes = sampler.draw(range(30))
+    for name in ("classes", "support", "query", "seeds", "query_classes"):
+        assert np.array_equal(getattr(episodes, name), getattr(plain, name))
+    assert plain.unlabeled.shape == (30, 0)
+    for i in range(30):
+        rows, classes = episodes.unlabeled[i], episodes.classes[i]
+        assert len(np.unique(rows)) == 5 * 4
+        assert not np.isin(
+            rows, np.concatenate([episodes.support[i].ravel(), episodes.query[i].ravel()])
+        ).any()
+        labels = clusters.labels[rows]
+        assert (labels[:12] == np.repeat(classes, 4)).all()
+        assert not np.isin(labels[12:], classes).any()
+        assert len(np.unique(labels[12:])) == 2
+    both = EpisodeSampler(clusters, way=3, shot=2, query=5, transductive=True, unlabeled=4).draw(range(30))
+    assert np.array_equal(both.unlabeled[:, :15], plain.query.reshape(30, -1))
+    assert np.array_equal(both.unlabeled[:, 15:], episodes.unlabeled[:, :12])
+
+
+def test_uneven_queries_follow_a_dirichlet_distribution():
+    features = cluster_features(per_class=90)
+    even = EpisodeSampler(features, way=4, shot=2, query=20).draw(range(500))
+    sampler = EpisodeSampler(features, way=4, shot=2, query=20, concentration=2.0)
+    episodes = sampler.draw(range(500))
+    assert np.array_equal(episodes.support, even.support)
+    counts = np.stack([np.bincount(c.ravel(), minlength=4) for c in episodes.query_classes])
+    assert (counts.sum(1) == 80).all()
+    # Of a Dirichlet-multinomial: mean n/C, variance n p (1 - p) (n + a) / (1 + a), a = 8, capped at 88 here
+    assert counts.mean() == 20
+    assert abs(counts.var() / (80 * 3 / 16 * 88 / 9) - 1) < 0.1
+    for i in range(500):
+        rows = episodes.query[i].ravel()
+        assert len(np.unique(np.concatenate([rows, episodes.support[i].ravel()]))) == 88
+        assert (features.labels[rows] == episodes.classes[i][episodes.query_classes[i].ravel()]).all()
+    part = sampler.draw(np.array([7, 3]))
+    assert np.array_equal(part.query, episodes.query[[7, 3]])
+
+
+def test_no_class_is_asked_for_more_than_it_has(clusters):
+    sampler = EpisodeSampler(clusters, way=3, shot=5, query=20, unlabeled=5, concentration=0.2)
+    episodes = sampler.draw(range(50))
+    counts = [np.bincount(c.ravel(), minlength=3) for c in episodes.query_classes]
+    assert np.max(counts) == 20  # of 30: 5 shots and 5 unlabelled are taken
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distractors": 2}, "say by unlabeled how many"),
+        ({"unlabeled": 10}, "takes 31 of each class \\(5 shots \\+ 16 queries \\+ 10 unlabelled\\)"),
+        (
+            {"unlabeled": 2, "distractors": 4},
+            "needs 9 classes, but the features hold 8; lower way or distractors",
+        ),
+        ({"concentration": 0.0}, "must be positive"),
+        ({"unlabeled": -1}, "unlabeled is -1"),
+    ],
+)
+def test_impossible_unlabelled_examples_are_refused(clusters, options, message):
+    with pytest.raises(ValueError, match=message):
+        EpisodeSampler(clusters, **options)

@@ -95,3 +95,13 @@ def test_certain_answers_have_finite_figures():
 def test_interval_is_the_one_of_the_field():
     values = np.array([0.2, 0.4, 0.9])
     assert mean_interval(values) == (pytest.approx(0.5), pytest.approx(1.96 * values.std() / 3**0.5))
+
+
+def test_queries_of_any_classes_are_scored_by_their_truth():
+    known, _ = answers()
+    order = torch.randperm(WAY * QUERY, generator=torch.Generator().manual_seed(1))
+    truth = torch.arange(WAY)[:, None].expand(EPISODES, WAY, QUERY)
+    shuffled = known.flatten(1, 2)[:, order].view_as(known)
+    moved = truth.flatten(1)[:, order].view_as(truth)
+    for name, values in score(shuffled, truth=moved).items():
+        np.testing.assert_allclose(values, score(known)[name], err_msg=name)
