@@ -39,6 +39,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     )
     tensors, metadata = source.safetensors()
     card = source.parse(metadata.get("card", "{}"))
-    if metadata.get("checksum", seal(card, tensors)) != seal(card, tensors):
+    unknown = set(metadata) - {"card", "checksum", "format"}
+    if unknown or metadata.get("checksum", seal(card, tensors)) != seal(card, tensors):  # old files have none
         source.altered("its checksum does not fit its contents")
     return tensors, card

@@ -96,6 +96,11 @@ def read_cub(source: str | os.PathLike[str] | Store, split: str) -> Split:
     folder = store.folder_of("images.txt")
     if folder is None or folder + "classes.txt" not in store:
         raise FileNotFoundError(f"{store.source} has no images.txt and classes.txt; {ADVICE['cub']}")
+    for table in ("classes.txt", "images.txt"):
+        if any(len(line.split()) != 2 for line in store.lines(folder + table)):
+            raise ValueError(
+                f"{folder}{table} in {store.source} should have a number and a name in every line"
+            )
     classes = sorted(line.split()[1] for line in store.lines(folder + "classes.txt"))
     if len(classes) != 200:
         raise ValueError(f"{folder}classes.txt in {store.source} names {len(classes)} classes, expected 200")

@@ -7,6 +7,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from fewshot_dpkl.schema import BROKEN, DEFLATE
+
 
 class Store:
     """Read-only files by name (`images/a.jpg`), read in place: nothing is ever unpacked.
@@ -41,9 +43,11 @@ class Store:
     def _add_archive(self, path: Path) -> None:
         try:
             archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
+        except (*BROKEN, OSError) as error:
             raise ValueError(f"{path} is not a readable zip file ({error}); download it again") from error
         for entry in archive.infolist():
+            if entry.file_size > DEFLATE * (entry.compress_size + 1):
+                raise ValueError(f"{path} claims to unfold to more than it can; download it again")
             if not entry.is_dir() and entry.filename not in self._sizes:
                 self._sizes[entry.filename] = entry.file_size
                 self._archives[entry.filename] = archive
@@ -64,14 +68,20 @@ class Store:
         archive = self._archives.get(name)
         try:
             return archive.read(name) if archive else (self.source / name).read_bytes()
-        except zipfile.BadZipFile as error:
+        except BROKEN as error:
             raise ValueError(
                 f"{name} in {archive.filename if archive else ''} is damaged ({error})"
             ) from error
 
     def lines(self, name: str) -> list[str]:
         """The lines of a text file that are not empty."""
-        return [line for line in self.read(name).decode("utf-8").splitlines() if line.strip()]
+        try:
+            found = [line for line in self.read(name).decode("utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} in {self.source} is not a text; download it again") from None
+        if not found:
+            raise ValueError(f"{name} in {self.source} is empty; download it again")
+        return found
 
     def folder_of(self, file: str) -> str | None:
         """The folder (`""` or ending in `/`) that holds `file`; the outermost one, None if there is none."""

@@ -192,11 +192,11 @@ BROKEN = (
 def read_array(file: IO[bytes], size: int) -> np.ndarray:
     """An array in numpy's format that takes `size` bytes with its header; never pickled objects."""
     version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"format {version} of numpy")
-    shape, fortran, dtype = (
-        npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
-    )
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    try:
+        shape, fortran, dtype = readers[version](file)
+    except Exception:  # it is read as Python source, with all that can be wrong with one
+        raise ValueError("its header is not one of numpy's") from None
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are not read")
     length = math.prod(shape) * dtype.itemsize

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from safetensors.numpy import save_file
 
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.schema import DEFLATE, Source
+from fewshot_dpkl.schema import DEFLATE, Source, seal
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "mini-imagenet-novel-conv4.npz"
 """Features of mini-ImageNet novel classes that come with the package."""
@@ -96,9 +96,8 @@ class FeatureSet:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file: `.npz` (compressed) or `.safetensors`."""
         suffix = Path(path).suffix
-        header = json.dumps(
-            {"class_names": list(self.class_names), "card": {**self.card, "checksum": self.checksum}}
-        )
+        document = {"class_names": list(self.class_names), "card": {**self.card, "checksum": self.checksum}}
+        header = json.dumps({**document, "checksum": seal(document, {})})  # of the names and the card
         arrays = {"features": self.features, "labels": self.labels}
         if suffix not in (".npz", ".safetensors"):
             raise ValueError(
@@ -141,6 +140,8 @@ class FeatureSet:
         card = header.get("card", {})
         source = _source(path)
         source.fields({"card": card}, {"card": dict})
+        if "checksum" in header and seal(header, {}) != header["checksum"]:
+            source.altered("the checksum of its header does not fit")
         if "class_names" not in header:
             check(features, labels, None, str(path))
             return cls.from_arrays(features, labels, card)

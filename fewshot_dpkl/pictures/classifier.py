@@ -227,8 +227,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             ) from error
         if found.identity != description["identity"]:
             raise ValueError(
-                f"{path} was fitted with the backbone {description['backbone']} ({description['identity']}), "
-                f"but {found.name} is another one here ({found.identity}: other weights or preprocessing); "
+                f"{path} was fitted with the backbone {description['backbone']:.200} "
+                f"({description['identity']}), but {found.name} is another one here "
+                f"({found.identity}: other weights or preprocessing); "
                 "give the backbone it was fitted with, or fit and save it again"
             )
         head = load_head(path)
@@ -256,6 +257,8 @@ def _read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"reads format {FORMAT_VERSION}.{PREPARATION}; fit and save it again"
         )
     source.fields(description, {"backbone": str, "identity": str, "preprocessing": dict, "checksum": str})
+    if len(description["backbone"]) > 4096 or len(description["identity"]) > 100:
+        source.altered("the name of its backbone is too long")
     return description
 
 
