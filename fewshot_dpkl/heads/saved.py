@@ -65,6 +65,10 @@ def read_head(path: str | os.PathLike[str], find: Callable[[str], type[Head] | N
     if KEY not in metadata:
         source.no_such_kind()
     header = source.parse(metadata[KEY])
+    if header.get("version") == 1:  # of release 0.1.0, without shapes and checksum
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        header = {**header, "version": FORMAT_VERSION, "state": shapes}
+        header["checksum"] = seal(header, tensors)
     if header.get("version") != FORMAT_VERSION:
         raise ValueError(
             f"{path} has head format {header.get('version')!s:.20}, this version of fewshot-dpkl reads "

@@ -233,7 +233,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
                 "give the backbone it was fitted with, or fit and save it again"
             )
         head = load_head(path)
-        if _checksum(description, head) != description["checksum"]:
+        if description["version"] > 1 and _checksum(description, head) != description["checksum"]:
             raise ValueError(f"{path} is damaged (its checksum does not fit its contents); save it again")
         classifier = cls(found, head.name, cache)
         classifier.backbone_, classifier.head_, classifier.classes_ = found, head, head.classes_
@@ -251,7 +251,7 @@ def _read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
         source.no_such_kind()
     description = source.parse(metadata[KEY])
     found = description.get("version"), description.get("preparation")
-    if found != (FORMAT_VERSION, PREPARATION):
+    if found not in ((FORMAT_VERSION, PREPARATION), (1, 1)):  # 1.1 is of release 0.1.0
         raise ValueError(
             f"{path} has classifier format {found[0]!s:.20}.{found[1]!s:.20}, this version of fewshot-dpkl "
             f"reads format {FORMAT_VERSION}.{PREPARATION}; fit and save it again"

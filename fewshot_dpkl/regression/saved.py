@@ -79,6 +79,9 @@ def read_regressor(path: str | os.PathLike[str], regressors: Mapping[str, type[E
     tensors, metadata = source.safetensors()
     if metadata.get("format") != FORMAT:
         source.no_such_kind()
+    if metadata.get("version") == "1":  # of release 0.1.0, without checksum
+        metadata = {**metadata, "version": str(VERSION)}
+        metadata["checksum"] = seal(metadata, tensors)
     if metadata.get("version") != str(VERSION):
         raise ValueError(
             f"{path} has format version {metadata.get('version')!s:.20}, but this release reads version "
