@@ -41,7 +41,7 @@ class Head(ClassifierMixin, BaseEstimator):
     episodes_at_once = 96
     """How many episodes suit a core: more share the cost of every call, fewer stay in its cache."""
     learns_from_unlabeled = False
-    """Whether `fit_episodes` and `fit` take `unlabeled` examples."""
+    """Whether `fit_episodes` and `fit` take `unlabeled` examples: `[E, u, D]` and `[u, D]`."""
 
     def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
         """Learn from E support sets at once.
@@ -68,8 +68,14 @@ class Head(ClassifierMixin, BaseEstimator):
 
     # scikit-learn's view: one episode
 
-    def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Head:
-        """Learn from one support set: `X` `[n, D]`, `y` `[n]` labels of any type."""
+    def fit(
+        self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, unlabeled: ArrayLike | Tensor | None = None
+    ) -> Head:
+        """Learn from one support set: `X` `[n, D]`, `y` `[n]` labels of any type.
+
+        Heads with `learns_from_unlabeled` also learn from further examples `unlabeled` `[u, D]` of the same
+        kind, whose class nobody has said.
+        """
         features, y_array = validate_data(self, _to_numpy(X), _to_numpy(y), dtype=np.float32)
         check_classification_targets(y_array)
         self.classes_, first, codes = np.unique(y_array, return_index=True, return_inverse=True)
@@ -81,9 +87,20 @@ class Head(ClassifierMixin, BaseEstimator):
         self._order = np.argsort(np.argsort(first))  # inside number of each sorted class
         support = torch.as_tensor(features, device=_device_of(X))[None]
         labels = torch.as_tensor(self._order[codes.ravel()], device=support.device)[None]
-        state = self.whole(self.fit_episodes(support, labels, [self._seed()]))
+        known = {} if unlabeled is None else self._unlabeled(unlabeled, support)
+        state = self.whole(self.fit_episodes(support, labels, [self._seed()], **known))
         self.state_ = {key: value.contiguous() for key, value in state.items()}  # as it will be read back
         return self
+
+    def _unlabeled(self, unlabeled: ArrayLike | Tensor, support: Tensor) -> dict[str, Tensor]:
+        """Unlabelled examples as `fit_episodes` takes them; none of them are as good as not given."""
+        if not self.learns_from_unlabeled:
+            raise ValueError(f"head {self.name} cannot learn from unlabelled examples; fit it without")
+        given = _to_numpy(unlabeled)
+        if not len(given):
+            return {}
+        features = validate_data(self, given, dtype=np.float32, reset=False)
+        return {"unlabeled": torch.as_tensor(features, device=support.device)[None]}
 
     def predict_log_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
         """Log-probabilities `[q, C]`, columns in the order of `classes_`."""

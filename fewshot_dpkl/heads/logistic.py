@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit, widest
 from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.heads.unlabelled import learnt_with, with_unlabeled
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -30,13 +31,16 @@ class LogisticRegressionHead(Head):
     """
 
     name = "logreg"
+    learns_from_unlabeled = True
 
     C: float = 10.0
     tolerance: float = 1e-5
     max_iterations: int = 2000
 
     @torch.no_grad()
-    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+    def fit_episodes(
+        self, support: Tensor, labels: Tensor, seeds: Sequence[int], unlabeled: Tensor | None = None
+    ) -> State:
         span = support_span(unit(widest(support)))
         n, r = span.coordinates.shape[1:]
         inputs = torch.cat([span.coordinates, span.coordinates.new_ones(len(support), n, 1)], -1)  # E n r+1
@@ -62,8 +66,9 @@ class LogisticRegressionHead(Head):
             weights, momentum = moved, next_momentum
         weights = ahead
         class_weights = span.to_features(weights[:, :-1]).transpose(-1, -2)  # E C D
-        return {"class_weights": class_weights.to(support), "intercepts": weights[:, -1].to(support)}
+        state = {"class_weights": class_weights.to(support), "intercepts": weights[:, -1].to(support)}
+        return learnt_with(self, state, support, labels, unlabeled)
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         logits = unit(query) @ state["class_weights"].transpose(-1, -2) + state["intercepts"][:, None]
-        return logits.log_softmax(-1)
+        return with_unlabeled(state, query, logits.log_softmax(-1)[:, :, None])[:, :, 0]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
+from fewshot_dpkl.heads.unlabelled import learnt_with, with_unlabeled
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -55,13 +56,17 @@ class CentroidHead(Head):
     """
 
     name = "centroid"
+    learns_from_unlabeled = True
 
     scale: float = 10.0
 
-    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
+    def fit_episodes(
+        self, support: Tensor, labels: Tensor, seeds: Sequence[int], unlabeled: Tensor | None = None
+    ) -> State:
         members = one_hot(labels, support.dtype)  # E n C
-        return {"centroids": unit(members.transpose(-1, -2) @ unit(support))}  # E C D
+        state = {"centroids": unit(members.transpose(-1, -2) @ unit(support))}  # E C D
+        return learnt_with(self, state, support, labels, unlabeled)
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         cosine = unit(query) @ state["centroids"].transpose(-1, -2)  # E q C
-        return (self.scale * cosine).log_softmax(-1)
+        return with_unlabeled(state, query, (self.scale * cosine).log_softmax(-1)[:, :, None])[:, :, 0]

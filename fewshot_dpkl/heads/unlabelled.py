@@ -1,0 +1,202 @@
+"""Learning from unlabelled examples: one likelihood for them and for the support set.
+
+A head that has learnt from the support set alone has class probabilities p of its own. Here they meet a
+mixture of one component per class, in which labelled and unlabelled points have the same density:
+
+    responsibility   r_ic ∝ π_c exp(s_ic) p_ic^β         of class c for the unlabelled point i
+    similarity       s_ic = (γ / v) cos(x_i, μ_c)        v: the variance of all points
+    class direction  μ_c = Σ_labelled x + T Σ_i a_i r_ic x_i,   a_i = Σ_c r_ic p_ic
+    proportions      π_c ∝ Σ_i r_ic + a prior count
+
+a_i is the chance that mixture and head agree on a point: the weight of the point, low for examples of other
+classes, which the head takes for a little of everything. Cosines are those of points centred on the task and
+divided by what the support set shows of the scatter within classes. The prior counts follow from the data:
+where the responsibilities look as those of even classes do, the prior holds them even and all points give the
+centre, else the support set gives it and the proportions are free.
+
+New points are answered one by one: softmax(τ (s + log p + log π)). The temperature τ makes the mean
+confidence in the unlabelled points what the head's own is, plus a share of the points on which both disagree.
+All constants were chosen on validation classes (docs/unlabelled.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fewshot_dpkl.heads.base import Head, State, one_hot, unit
+
+SHARPNESS = 14.0  # γ
+HEAD = 0.7  # β
+TRUST = 3.0  # T
+ROUNDS = 10
+SCATTER = 30.0  # weight of the scatter within classes against that of all points
+CENTRING = 0.8  # how much of the support set's mean is taken off where classes are uneven
+COUNTS = (2.0, 100.0)  # prior counts of a class that is one of uneven, of even ones
+FIRST_COUNT = 8.0  # before it is known which
+UNEVEN = 2.0  # Dirichlet concentration of uneven proportions
+EVIDENCE = 0.6  # what a responsibility counts as evidence for either: less than an observed label
+SURER = 0.4  # what share of the points on which mixture and head disagree the mixture wins
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where cosines are taken: x → unit(x) - centre, with the metric P = (I + BᵀB)⁻¹ = I - HᵀH.
+
+    Attributes:
+        centre: `[E, 1, D]`.
+        factor: H `[E, n, D]`, from the scatter B of the support set within classes; `[E, 0, D]` without one.
+    """
+
+    centre: Tensor
+    factor: Tensor
+
+    def place(self, features: Tensor) -> Tensor:
+        """Points of length one under P, `[E, b, D]`, of features `[E, b, D]`."""
+        x = unit(unit(features) - self.centre)
+        shrunk = x.square().sum(-1) - (x @ self.factor.mT).square().sum(-1)
+        return x * shrunk.clamp_min(1e-12).rsqrt()[..., None]
+
+    def dual(self, vectors: Tensor) -> Tensor:
+        """P v of vectors `[E, k, D]`: their product with a point is the inner product under P."""
+        return vectors - (vectors @ self.factor.mT) @ self.factor
+
+
+def support_space(support: Tensor, members: Tensor, everything: Tensor, centre: Tensor) -> Space:
+    """The space of a task: support set `[E, n, D]`, `members` `[E, n, C]`, all its points `[E, m, D]`."""
+    n, classes = members.shape[1:]
+    x = unit(unit(support) - centre)
+    if n == classes:
+        return Space(centre, x[:, :0])
+    means = members.mT @ x / members.sum(1)[..., None]  # E C D
+    variance = 1 - unit(unit(everything) - centre).mean(1).square().sum(-1)  # E
+    weight = SCATTER / ((n - classes) * variance.clamp_min(1e-6))
+    scatter = (x - members @ means) * weight.sqrt()[:, None, None]  # E n D
+    gram = scatter @ scatter.mT + torch.eye(n, dtype=x.dtype, device=x.device)
+    return Space(centre, torch.linalg.solve_triangular(torch.linalg.cholesky(gram), scatter, upper=False))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What rounds of soft assignment give: `directions` `[E, C, D]`, whose product with a placed point is s,
+    `log_shares` `[E, 1, C]` log π, `responsibilities` `[E, u, C]`."""
+
+    space: Space
+    directions: Tensor
+    log_shares: Tensor
+    responsibilities: Tensor
+
+
+def assign(
+    support: Tensor, members: Tensor, unlabeled: Tensor, log_p: Tensor, centre: Tensor, count: Tensor
+) -> Fit:
+    """Soft assignment of unlabelled points `[E, u, D]`, of which the head says `log_p` `[E, u, C]`.
+
+    `centre` `[E, 1, D]` of the space and prior `count` `[E]` of a class are given.
+    """
+    space = support_space(support, members, torch.cat([support, unlabeled], 1), centre)
+    labelled, points = space.place(support), space.place(unlabeled)
+    mean = torch.cat([labelled, points], 1).mean(1, keepdim=True)
+    variance = 1 - (mean * space.dual(mean)).sum(-1, keepdim=True)  # E 1 1
+    known = members.mT @ labelled  # E C D
+
+    def directions(total: Tensor) -> Tensor:
+        dual = space.dual(total)
+        length = (total * dual).sum(-1, keepdim=True).clamp_min(1e-12).sqrt()
+        return dual * (SHARPNESS / (length * variance.clamp_min(1e-6)))
+
+    towards, log_shares = directions(known), torch.zeros_like(known[:, None, :, 0])
+    p = log_p.exp()
+    for _ in range(ROUNDS):
+        r = (points @ towards.mT + HEAD * log_p + log_shares).softmax(-1)  # E u C
+        counts = r.sum(1, keepdim=True) + count[:, None, None]
+        log_shares = (counts / counts.sum(-1, keepdim=True)).log()
+        weighted = r * (r * p).sum(-1, keepdim=True)
+        towards = directions(known + TRUST * weighted.mT @ points)
+    return Fit(space, towards, log_shares, r)
+
+
+def evenness(counts: Tensor) -> Tensor:
+    """The chance `[E]` that counts `[E, C]` are of even classes, not of Dirichlet proportions."""
+    seen, classes = counts * EVIDENCE, counts.shape[-1]
+    total = seen.sum(-1)
+    even = -total * math.log(classes)
+    one = torch.full_like(total, UNEVEN)
+    uneven = torch.lgamma(classes * one) - torch.lgamma(classes * one + total)
+    uneven = uneven + (torch.lgamma(UNEVEN + seen) - torch.lgamma(one)[:, None]).sum(-1)
+    return torch.sigmoid(even - uneven)
+
+
+def learnt_with(head: Head, state: State, support: Tensor, labels: Tensor, unlabeled: Tensor | None) -> State:
+    """The `state` that a head has learnt from its support set, with what unlabelled examples add, if any."""
+    if unlabeled is None:
+        return state
+    answer = partial(head.particle_log_proba_episodes, state)
+    return {**state, **learn_from_unlabeled(answer, support, labels, unlabeled)}
+
+
+@torch.no_grad()
+def learn_from_unlabeled(
+    answer: Callable[[Tensor], Tensor], support: Tensor, labels: Tensor, unlabeled: Tensor
+) -> State:
+    """What `with_unlabeled` needs to know, learnt from E tasks.
+
+    Args:
+        answer: the head's log-probabilities by particle, `[E, u, P, C]` of features `[E, u, D]`.
+        support, labels: `[E, n, D]` and `[E, n]`.
+        unlabeled: `[E, u, D]`.
+    """
+    members = one_hot(labels, support.dtype)
+    by_particle = answer(unlabeled).to(support)
+    log_p = by_particle.logsumexp(2) - math.log(by_particle.shape[2])  # E u C
+    free = CENTRING * unit(support).mean(1, keepdim=True)
+    low, high = map(math.log, COUNTS)
+    first = assign(support, members, unlabeled, log_p, free, support.new_full(support.shape[:1], FIRST_COUNT))
+    even = evenness(first.responsibilities.sum(1))  # E
+    whole = unit(torch.cat([support, unlabeled], 1)).mean(1, keepdim=True)
+    centre = free + even[:, None, None] * (whole - free)
+    fit = assign(support, members, unlabeled, log_p, centre, (low + even * (high - low)).exp())
+    similarity = fit.space.place(unlabeled) @ fit.directions.mT + fit.log_shares  # E u C
+    logits = similarity[:, :, None] + by_particle  # E u P C
+    temperature = matching_temperature(logits, log_p, fit.responsibilities)
+    return {
+        "unlabeled_centre": fit.space.centre,
+        "unlabeled_factor": fit.space.factor,
+        "unlabeled_directions": fit.directions,
+        "unlabeled_log_shares": fit.log_shares,
+        "unlabeled_temperature": temperature,
+    }
+
+
+def matching_temperature(logits: Tensor, log_p: Tensor, responsibilities: Tensor, steps: int = 30) -> Tensor:
+    """τ `[E, 1, 1, 1]`, by which the mean confidence is that of the head, and a little more. By bisection.
+
+    `logits` `[E, u, P, C]` are to be multiplied by τ, `log_p` `[E, u, C]` are the head's answers.
+    """
+    disagree = (responsibilities.argmax(-1) != log_p.argmax(-1)).to(log_p)
+    wanted = log_p.exp().amax(-1).mean(1) + SURER * disagree.mean(1)  # E
+    wanted = wanted.clamp(1.05 / log_p.shape[-1], 0.999)
+    low, high = torch.full_like(wanted, -5), torch.full_like(wanted, 2)
+    for _ in range(steps):
+        middle = (low + high) / 2
+        confidence = (logits * middle.exp()[:, None, None, None]).softmax(-1).mean(2).amax(-1).mean(1)
+        below = confidence < wanted
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return middle.exp()[:, None, None, None]
+
+
+def with_unlabeled(state: State, query: Tensor, by_particle: Tensor) -> Tensor:
+    """A head's answers `[E, q, P, C]` to `query` `[E, q, D]`, with what unlabelled examples have taught.
+
+    They stay as they are, to the bit, where the head has learnt from a support set alone.
+    """
+    if "unlabeled_directions" not in state:
+        return by_particle
+    space = Space(state["unlabeled_centre"], state["unlabeled_factor"])
+    similarity = space.place(query) @ state["unlabeled_directions"].mT + state["unlabeled_log_shares"]
+    return (state["unlabeled_temperature"] * (similarity[:, :, None] + by_particle)).log_softmax(-1)

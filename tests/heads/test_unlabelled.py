@@ -1,0 +1,137 @@
+"""Heads that learn from unlabelled examples."""
+
+import numpy as np
+import pytest
+import torch
+
+from fewshot_dpkl import HEADS, load_head
+from fewshot_dpkl.heads.unlabelled import assign, evenness, matching_temperature, support_space
+from tests.heads.test_heads import quick, task
+
+LEARN = sorted(name for name, head in HEADS.items() if head.learns_from_unlabeled)
+MIXTURES = [name for name in LEARN if name != "dpkl"]
+
+
+def semi_task(seed=0, way=4, shot=1, each=20, spread=1.2, dimension=30):
+    """A hard task of few labels and many unlabelled examples: X, y, unlabelled, queries and their labels."""
+    rng = np.random.default_rng(seed)
+    centres = rng.exponential(size=(way, dimension))
+
+    def draw(labels):
+        return np.abs(centres[labels] + spread * rng.normal(size=(len(labels), dimension))).astype(np.float32)
+
+    y, rest = np.repeat(np.arange(way), shot), np.repeat(np.arange(way), each)
+    return draw(y), y, draw(rest), draw(rest), rest
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_without_unlabelled_examples_nothing_changes(name):
+    x, y, _, xq, _ = semi_task(shot=3)
+    plain = quick(name).fit(x, y)
+    none = quick(name).fit(x, y, unlabeled=x[:0])
+    assert set(plain.state_) == set(none.state_)
+    assert all(torch.equal(plain.state_[key], none.state_[key]) for key in plain.state_)
+    assert np.array_equal(plain.predict_proba(xq), none.predict_proba(xq))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_unlabelled_examples_help(name):
+    gains = []
+    for seed in range(8):
+        x, y, unlabeled, xq, yq = semi_task(seed)
+        with_them = quick(name).fit(x, y, unlabeled=unlabeled)
+        gains.append(with_them.score(xq, yq) - quick(name).fit(x, y).score(xq, yq))
+    assert np.mean(gains) > 0.05
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_batch_of_episodes_equals_single_episodes(name):
+    tasks = [semi_task(seed, shot=3, each=6) for seed in range(3)]
+    support, labels, unlabeled, query = (torch.tensor(np.stack([t[i] for t in tasks])) for i in (0, 1, 2, 3))
+    head = quick(name)
+    state = head.fit_episodes(support, labels, [11, 12, 13], unlabeled=unlabeled)
+    together = head.log_proba_episodes(state, query).exp()
+    by_particle = head.particle_log_proba_episodes(state, query).exp()
+    torch.testing.assert_close(by_particle.mean(2), together, atol=1e-5, rtol=0)
+    for i, (x, y, u, xq, _) in enumerate(tasks):
+        single = quick(name, random_state=11 + i) if "random_state" in head.get_params() else quick(name)
+        np.testing.assert_allclose(single.fit(x, y, u).predict_proba(xq), together[i], atol=5e-4)
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_queries_are_answered_one_by_one(name, tmp_path):
+    x, y, unlabeled, xq, _ = semi_task(shot=2)
+    head = quick(name).fit(x, y, unlabeled)
+    alone = np.concatenate([head.predict_proba(row[None]) for row in xq[:5]])
+    np.testing.assert_allclose(alone, head.predict_proba(xq)[:5], rtol=1e-10)
+    head.save(tmp_path / "head.safetensors")
+    assert np.array_equal(load_head(tmp_path / "head.safetensors").predict_proba(xq), head.predict_proba(xq))
+    order = np.random.default_rng(0).permutation(len(unlabeled))
+    shuffled = quick(name).fit(x, y, unlabeled[order])
+    np.testing.assert_allclose(shuffled.predict_proba(xq), head.predict_proba(xq), atol=5e-4)
+
+
+def test_other_heads_refuse_unlabelled_examples_in_a_sentence():
+    x, y, unlabeled, _, _ = semi_task()
+    with pytest.raises(ValueError, match="head nn cannot learn from unlabelled examples; fit it without"):
+        quick("nn").fit(x, y, unlabeled)
+    with pytest.raises(ValueError, match="features"):
+        quick("centroid").fit(x, y, unlabeled[:, :4])
+
+
+def test_cosines_are_those_of_whitened_points():
+    """The metric of the support set's scatter, against the inverse of the matrix itself."""
+    x, y, xq, _ = task(way=3, shot=4, dimension=7)
+    support, query = torch.tensor(x)[None].double(), torch.tensor(xq)[None].double()
+    members = torch.nn.functional.one_hot(torch.tensor(y))[None].double()
+    centre = support.mean(1, keepdim=True) / 10
+    space = support_space(support, members, torch.cat([support, query], 1), centre)
+
+    def centred(points):
+        points = points / points.norm(dim=-1, keepdim=True) - centre
+        return points / points.norm(dim=-1, keepdim=True)
+
+    z, everything = centred(support)[0], centred(torch.cat([support, query], 1))[0]
+    within = sum((z[y == c] - z[y == c].mean(0)).T @ (z[y == c] - z[y == c].mean(0)) for c in range(3))
+    variance = 1 - everything.mean(0).square().sum()
+    metric = torch.linalg.inv(torch.eye(7).double() + 30 / (12 - 3) / variance * within)
+    placed, asked = space.place(query)[0], centred(query)[0]
+    lengths = torch.einsum("id,de,ie->i", asked, metric, asked).sqrt()
+    torch.testing.assert_close(
+        space.dual(placed[None])[0] @ placed.T, (asked @ metric @ asked.T) / lengths[:, None] / lengths
+    )
+
+
+def test_even_and_uneven_counts_are_told_apart():
+    even = evenness(torch.tensor([[16.0] * 5, [14, 18, 15, 17, 16], [40, 20, 10, 6, 4]]))
+    assert even[0] > even[1] > 0.9
+    assert even[2] < 0.05
+
+
+def test_distractors_weigh_less_than_examples_of_the_classes():
+    """With as many distractors as examples the class directions stay nearer to those without."""
+    x, y, unlabeled, _, yq = semi_task(shot=5, spread=0.5)
+    rng = np.random.default_rng(1)
+    strange = np.abs(rng.exponential(size=30) + 0.5 * rng.normal(size=(80, 30))).astype(np.float32)
+    head = quick("logreg").fit(x, y)
+    log_p = torch.tensor(head.predict_log_proba(np.concatenate([unlabeled, strange])), dtype=torch.float32)[
+        None
+    ]
+    support, members = torch.tensor(x)[None], torch.nn.functional.one_hot(torch.tensor(y))[None].float()
+    both = torch.tensor(np.concatenate([unlabeled, strange]))[None]
+    fit = assign(support, members, both, log_p, torch.zeros(1, 1, 30), torch.tensor([8.0]))
+    weight = (fit.responsibilities * log_p.exp()).sum(-1)[0]
+    assert weight[80:].mean() < 0.7 * weight[:80].mean()
+    assert (fit.responsibilities[0, :80].argmax(-1).numpy() == yq).mean() > 0.9
+
+
+def test_temperature_gives_the_confidence_that_is_wanted():
+    draw = torch.Generator().manual_seed(0)
+    logits = 5 * torch.randn(2, 50, 1, 4, generator=draw)
+    log_p = torch.randn(2, 50, 4, generator=draw).log_softmax(-1)
+    responsibilities = logits[:, :, 0].softmax(-1)
+    tau = matching_temperature(logits, log_p, responsibilities)
+    disagree = (responsibilities.argmax(-1) != log_p.argmax(-1)).float().mean(1)
+    wanted = (log_p.exp().amax(-1).mean(1) + 0.4 * disagree).clamp(max=0.999)
+    found = (tau * logits).softmax(-1).mean(2).amax(-1).mean(1)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
