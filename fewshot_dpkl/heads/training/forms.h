@@ -27,6 +27,7 @@ typedef struct {
     float *value, *logs, *slope, *of_layers, *of_classes; /* b K */
     float *mixed, *move, *weights, *taken; /* b md; see the moves; numbers of points or particles; b D or n md */
     int64_t padded; /* K rounded up to LANES, the length of a row of K */
+    float rate, floor; /* of Adam in this step */
 } Scratch;
 
 static int64_t pad(int64_t n) { return (n + 15) / 16 * 16; }
@@ -39,14 +40,15 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static void normalise(int64_t rows, int64_t d, const float *source, int relu, int scale, float *unit, float *inverse)
 {
     for (int64_t i = 0; i < rows; i++, source += d, unit += d) {
-        float sum = 0;
-        SUM (int64_t j = 0; j < d; j++) {
-            float x = relu && source[j] < 0 ? 0 : source[j];
-            unit[j] = x;
+        lanes sum = {0};
+        for (int64_t j = 0; j < d; j += LANES) {
+            lanes x = *(const lanes *)(source + j);
+            if (relu) x = positive(x);
+            *(lanes *)(unit + j) = x;
             sum += x * x;
         }
-        inverse[i] = scale ? 1 / fmaxf(sqrtf(sum), 1e-12f) : 1;
-        if (scale) EACH (int64_t j = 0; j < d; j++) unit[j] *= inverse[i];
+        inverse[i] = scale ? 1 / fmaxf(sqrtf(total(sum)), 1e-12f) : 1;
+        for (int64_t j = 0; j < d && scale; j += LANES) *(lanes *)(unit + j) *= inverse[i];
     }
 }
 
@@ -74,8 +76,7 @@ static void closed_form(const Job *job, int64_t b, const float *theta, Scratch *
 {
     int64_t m = job->layers, d = job->width, classes = job->classes, k = job->particles * classes, padded = s->padded;
     float precision = job->precision;
-    for (int64_t c = 0; c < k; c++)
-        for (int64_t j = 0; j < d; j++) s->across[j * padded + c] = theta[c * d + j];
+    transpose(k, d, theta, s->across, padded);
     multiply(b * m, padded, d, s->unit, d, 1, s->across, padded, s->kernel, padded, 0);
     for (int64_t i = 0; i < b; i++) {
         float *value = s->value + i * padded, *slope = s->slope + i * padded, *kernel = s->kernel + i * m * padded;
@@ -227,8 +228,10 @@ static void turn(
 {
     for (int64_t i = 0; i < rows; i++, unit += d, gradient += d) {
         float along = scaled ? dot(d, unit, gradient) : 0, scale = inverse[i] * factor;
-        EACH (int64_t j = 0; j < d; j++)
-            gradient[j] = relu && unit[j] <= 0 ? 0 : (gradient[j] - along * unit[j]) * scale;
+        for (int64_t j = 0; j < d; j += LANES) {
+            lanes z = *(const lanes *)(unit + j), turned = (*(lanes *)(gradient + j) - along * z) * scale;
+            *(lanes *)(gradient + j) = relu ? (lanes)((whole)turned & (z > 0)) : turned;
+        }
     }
 }
 

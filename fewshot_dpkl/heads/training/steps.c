@@ -83,57 +83,53 @@ static void look_at_kernels(const Job *job, int64_t e, Scratch *s)
 
 /* ---- moves ---- */
 
-static void adam(const Job *job, int64_t step, int64_t size, const float *move, float *x, float *mean, float *square)
+static inline void adam(
+    const Job *job, const Scratch *s, int64_t size, const float *move, float *x, float *mean, float *square)
 {
-    double correction = sqrt(1 - pow(job->second, step));
-    float rate = job->learning_rate * correction / (1 - pow(job->momentum, step));
-    float floor = job->epsilon * correction, fresh = 1 - job->momentum, fresh_square = 1 - job->second;
-    EACH (int64_t j = 0; j < size; j++) {
-        mean[j] += fresh * (move[j] - mean[j]);
-        square[j] += fresh_square * (move[j] * move[j] - square[j]);
-        x[j] -= rate * mean[j] / (sqrtf(square[j]) + floor);
+    float fresh = 1 - job->momentum, fresh_square = 1 - job->second;
+    for (int64_t j = 0; j < size; j += LANES) {
+        lanes g = *(const lanes *)(move + j), m = *(lanes *)(mean + j), v = *(lanes *)(square + j);
+        m += fresh * (g - m), v += fresh_square * (g * g - v);
+        *(lanes *)(mean + j) = m, *(lanes *)(square + j) = v;
+        *(lanes *)(x + j) -= s->rate * over_root(m, v, s->floor);
     }
 }
 
 /* Adam with v_kj = r_k u_j on the moves of the layers along the support points, see `SpanLayers`. */
-static void move_in_span(const Job *job, int64_t e, int64_t b, const int64_t *order, int64_t step, Scratch *s)
+static void move_in_span(const Job *job, int64_t e, int64_t b, const int64_t *order, Scratch *s)
 {
     int64_t n = job->points, width = job->layers * job->width;
     const float *overlap = job->overlap + e * n * n;
     float *square = job->square + e * width, *moved = job->moved + e * n * width;
     float *direction = job->direction + e * n * width, *root = s->move;
-    double correction = 1 - pow(job->second, step), momentum = job->momentum;
-    float floor = job->epsilon * job->epsilon * correction, fresh = 1 - job->second, keep = momentum, add = 1 - momentum;
-    float rate = job->learning_rate * sqrt(correction) / (1 - pow(momentum, step));
+    float fresh = 1 - job->second, keep = job->momentum, add = 1 - job->momentum;
     for (int64_t i = 0; i < b; i++)
         for (int64_t k = 0; k <= i; k++) /* symmetric: each pair once */
             s->weights[i * b + k] = (k < i ? 2 : 1) * overlap[order[i] * n + order[k]] / job->shown[e];
     for (int64_t j = 0; j < width; j += LANES) {
-        lanes all = {0};
+        lanes all = {0}, *u = (lanes *)(square + j);
         for (int64_t i = 0; i < b; i++) {
             lanes sum = {0};
             for (int64_t k = 0; k <= i; k++) sum += s->weights[i * b + k] * *(lanes *)(s->mixed + k * width + j);
             all += sum * *(lanes *)(s->mixed + i * width + j);
         }
-        *(lanes *)(root + j) = all;
+        *u += fresh * (all - *u);
+        *(lanes *)(root + j) = over_root((lanes){0} + s->rate, *u + s->floor * s->floor, 0);
     }
-    EACH (int64_t j = 0; j < width; j++) {
-        square[j] += fresh * (root[j] - square[j]);
-        root[j] = rate / sqrtf(square[j] + floor);
-    }
-    for (int64_t i = 0; i < b; i++) { /* the decay of these rows, done below, taken back */
-        float *at = direction + order[i] * width;
-        EACH (int64_t j = 0; j < width; j++) at[j] += s->mixed[i * width + j] * (add / keep);
-    }
+    int64_t place[n];
+    for (int64_t i = 0; i < n; i++) place[i] = -1;
+    for (int64_t i = 0; i < b; i++) place[order[i]] = i;
     for (int64_t i = 0; i < n; i++, moved += width, direction += width)
-        EACH (int64_t j = 0; j < width; j++) {
-            direction[j] *= keep;
-            moved[j] -= root[j] * direction[j];
+        for (int64_t j = 0; j < width; j += LANES) {
+            lanes p = keep * *(lanes *)(direction + j);
+            if (place[i] >= 0) p += add * *(lanes *)(s->mixed + place[i] * width + j);
+            *(lanes *)(direction + j) = p;
+            *(lanes *)(moved + j) -= *(lanes *)(root + j) * p;
         }
 }
 
 /* Adam on all D × md weights, a few rows at a time; a network's also drift. */
-static void move_freely(const Job *job, int64_t e, int64_t b, int64_t step, Scratch *s)
+static void move_freely(const Job *job, int64_t e, int64_t b, Scratch *s)
 {
     int64_t features = job->features, m = job->layers, d = job->width, width = m * d;
     for (int64_t row = 0; row < features; row += 6) {
@@ -141,18 +137,18 @@ static void move_freely(const Job *job, int64_t e, int64_t b, int64_t step, Scra
         multiply(some, width, b, s->taken + row, 1, features, s->mixed, width, s->move, width, 0);
         for (int64_t i = 0; i < some && job->form == PAIRED; i++)
             multiply(m, d, m, job->drift + e * m * m, m, 1, job->moved + at + i * width, d, s->move + i * width, d, 1);
-        adam(job, step, some * width, s->move, job->moved + at, job->direction + at, job->square + at);
+        adam(job, s, some * width, s->move, job->moved + at, job->direction + at, job->square + at);
     }
 }
 
 /* SVGD's direction, and Adam along it. */
-static void move_classes(const Job *job, int64_t e, int64_t step, const float *gradient, Scratch *s)
+static void move_classes(const Job *job, int64_t e, const float *gradient, Scratch *s)
 {
     int64_t p = job->particles, size = job->classes * job->width, at = e * p * size;
     for (int64_t j = 0; j < p * p; j++) s->weights[j] = -job->scores[e * p * p + j];
     multiply(p, size, p, job->drift + e * p * p, p, 1, job->theta + at, size, s->move, size, 0);
     multiply(p, size, p, s->weights, p, 1, gradient, size, s->move, size, 1);
-    adam(job, step, p * size, s->move, job->theta + at, job->theta_mean + at, job->theta_square + at);
+    adam(job, s, p * size, s->move, job->theta + at, job->theta_mean + at, job->theta_square + at);
 }
 
 /* ---- whole steps ---- */
@@ -199,14 +195,14 @@ static void step_with_layers(const Job *job, int64_t e, int64_t step, int64_t b,
     turn(k, d, theta, s->inverse + b * m, 0, job->unit, 1, s->gradient + b * width);
     for (int64_t i = 0; i < b; i++) /* Algorithm 1 */
         multiply(m, d, m, job->kappa + e * m * m, m, 1, s->gradient + i * width, d, s->mixed + i * width, d, 0);
-    if (job->layer == SPAN) move_in_span(job, e, b, order, step + 1, s);
-    else move_freely(job, e, b, step + 1, s);
-    move_classes(job, e, step + 1, s->gradient + b * width, s);
+    if (job->layer == SPAN) move_in_span(job, e, b, order, s);
+    else move_freely(job, e, b, s);
+    move_classes(job, e, s->gradient + b * width, s);
 }
 
 /* Class weights of all D dimensions, in pieces that stay in the cache. With unit class weights t = θ/|θ| the gradient
 in θ is (Xᵀa - (a·Xt) t)/|θ|, so what it has along θ joins the drift, a matrix for each class. */
-static void step_without_layers(const Job *job, int64_t e, int64_t step, int64_t b, const int64_t *order, Scratch *s)
+static void step_without_layers(const Job *job, int64_t e, int64_t b, const int64_t *order, Scratch *s)
 {
     enum { PIECE = 128 };
     int64_t p = job->particles, classes = job->classes, d = job->width, k = p * classes, n = job->points;
@@ -246,7 +242,7 @@ static void step_without_layers(const Job *job, int64_t e, int64_t step, int64_t
                 classes * PIECE, 1);
         for (int64_t c = 0; c < k; c++) {
             int64_t start = (e * k + c) * d + piece;
-            adam(job, step + 1, some, s->move + c * PIECE, job->theta + start, job->theta_mean + start, job->theta_square + start);
+            adam(job, s, some, s->move + c * PIECE, job->theta + start, job->theta_mean + start, job->theta_square + start);
         }
     }
 }
@@ -262,8 +258,11 @@ int run_steps(const Job *job)
         for (int64_t step = job->first; step < job->until; step++) {
             int64_t begin = step % per_epoch * job->batch, b = least(job->batch, n - begin);
             const int64_t *order = job->orders + (e * job->epochs + step / per_epoch) * n + begin;
+            double correction = sqrt(1 - pow(job->second, step + 1));
+            s.rate = job->learning_rate * correction / (1 - pow(job->momentum, step + 1));
+            s.floor = job->epsilon * correction;
             if (step % job->kappa_every == 0) look_at_kernels(job, e, &s);
-            if (job->layer == NONE) step_without_layers(job, e, step, b, order, &s);
+            if (job->layer == NONE) step_without_layers(job, e, b, order, &s);
             else step_with_layers(job, e, step, b, order, &s);
         }
     free(memory);
