@@ -37,39 +37,38 @@ WEAK = (
 
 def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
+    add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--support", type=Path, metavar="DIR", help="folder with a folder of pictures per class"
     )
     source.add_argument("--model", type=Path, metavar="FILE", help="a classifier written by --save")
-    parser.add_argument(
-        "--query", type=Path, nargs="+", metavar="DIR|FILE", default=[], help="pictures to classify"
-    )
-    parser.add_argument(
+    add("--query", type=Path, nargs="+", metavar="DIR|FILE", default=[], help="pictures to classify")
+    add(
         "--backbone",
         help=f"shipped name, torchvision:NAME, timm:NAME or file (default: {DEFAULT_BACKBONE}, the model's)",
     )
-    parser.add_argument(
+    add(
         "--head",
         action="append",
         metavar="NAME",
         help=f"one of: {', '.join(HEADS)}; can be repeated; or all, without bnn (default: {DEFAULT_HEAD})",
     )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the fitted classifier (.safetensors)")
-    parser.add_argument(
+    add("--save", type=Path, metavar="FILE", help="keep the fitted classifier (.safetensors)")
+    add(
         "--threshold",
         type=float,
         default=0.0,
         help=f"say '{NOT_SURE}' where the top probability is lower (default: %(default)s)",
     )
-    parser.add_argument(
+    add(
         "--unknown",
         type=float,
         metavar="SHARE",
         help=f"say '{NONE_OF_THESE}' outside all but this share of known pictures, such as 0.05",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all probabilities, .csv or .json")
-    parser.add_argument("--no-cache", action="store_true", help="neither use nor keep features of pictures")
+    add("--out", type=Path, metavar="FILE", help="write all probabilities, .csv or .json")
+    add("--no-cache", action="store_true", help="neither use nor keep features of pictures")
     add_device_arguments(parser)
     return parser.parse_args()
 

@@ -16,7 +16,8 @@ from fewshot_dpkl.evaluation.features import FeatureSet
 
 def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--backbone",
         default="conv4-mini-imagenet",
         help="name or file of a trained backbone, torchvision:NAME or timm:NAME (default: %(default)s)",
@@ -24,20 +25,20 @@ def parse() -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--dataset", help="mini-imagenet, cub or folder:PATH (with base/, val/ and novel/)")
     source.add_argument("--images", help="a folder or zip file with one folder of pictures per class")
-    parser.add_argument("--split", default="novel", help="base, val or novel (default: %(default)s)")
-    parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
-    parser.add_argument("--out", required=True, help="features file, .npz or .safetensors")
-    parser.add_argument("--per-class", type=int, help="only so many pictures of every class, evenly spread")
-    parser.add_argument("--size", type=int, help="side of the pictures in pixels (default: the backbone's)")
-    parser.add_argument(
+    add("--split", default="novel", help="base, val or novel (default: %(default)s)")
+    add("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    add("--out", required=True, help="features file, .npz or .safetensors")
+    add("--per-class", type=int, help="only so many pictures of every class, evenly spread")
+    add("--size", type=int, help="side of the pictures in pixels (default: the backbone's)")
+    add(
         "--corners",
         type=float,
         metavar="SHARE",
         help="look at the four corners of a picture too, each with this share of its side: 0.8 gives a "
         "Conv-4 better features for five times the time, 0 the whole alone (default: the backbone's card)",
     )
-    parser.add_argument("--dtype", default="float32", choices=["float16", "float32"])
-    parser.add_argument("--batch-size", type=int, default=32)
+    add("--dtype", default="float32", choices=["float16", "float32"])
+    add("--batch-size", type=int, default=32)
     add_device_arguments(parser)
     return parser.parse_args()
 

@@ -25,14 +25,11 @@ from fewshot_dpkl.data import (
 
 def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
-    parser.add_argument("--dataset", required=True, help="mini-imagenet, cub or folder:PATH")
-    parser.add_argument(
-        "--source", type=Path, help="folder or zip file of the download (default: in the data root)"
-    )
-    parser.add_argument(
-        "--data-root", type=Path, help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)"
-    )
-    parser.add_argument("--check-only", action="store_true", help="do not decode the pictures")
+    add = parser.add_argument
+    add("--dataset", required=True, help="mini-imagenet, cub or folder:PATH")
+    add("--source", type=Path, help="folder or zip file of the download (default: in the data root)")
+    add("--data-root", type=Path, help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    add("--check-only", action="store_true", help="do not decode the pictures")
     return parser.parse_args()
 
 

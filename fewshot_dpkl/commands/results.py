@@ -35,11 +35,12 @@ TASKS = {  # title: backbone, data set
 
 def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for features and finished runs")
-    parser.add_argument("--out", type=Path, default=Path("RESULTS.md"), help="(default: %(default)s)")
-    parser.add_argument("--episodes", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    add = parser.add_argument
+    add("--work", type=Path, required=True, help="folder for features and finished runs")
+    add("--out", type=Path, default=Path("RESULTS.md"), help="(default: %(default)s)")
+    add("--episodes", type=int, default=600)
+    add("--seed", type=int, default=0)
+    add("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
     add_device_arguments(parser)
     return parser.parse_args()
 

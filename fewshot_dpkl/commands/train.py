@@ -31,62 +31,51 @@ from fewshot_dpkl.commands.cli import (
 from fewshot_dpkl.commands.validation import lengthscale_of, make_validate, write_lengthscale
 from fewshot_dpkl.data import load_usable, open_split
 
+OPTIONS = {  # of the recipe, by the name of its field
+    "optimizer": "muon turns the filters by Muon, at --filter-lr, and all else by AdamW",
+    "lr": "peak of the one-cycle schedule",
+    "filter_lr": "of Muon",
+    "weight_decay": "of filters and class weights",
+    "warmup": "share of the run in which the rate rises",
+    "label_smoothing": "of the cross-entropy",
+    "scale": "of the cosine classifier",
+    "neighbours": "weight of a loss that draws the nearest neighbours of a class together",
+    "jitter": "strength of the colour jitter",
+    "average": "decay of the averaged weights",
+    "seed": "everything follows from it",
+}
+
 
 def parse() -> argparse.Namespace:
     parser = command_parser(__doc__)
-    parser.add_argument(
-        "--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with base/ and val/)"
-    )
-    parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
-    parser.add_argument("--backbone", default="conv4", choices=sorted(ARCHITECTURES))
-    parser.add_argument("--method", default="baseline++", choices=["baseline++"])
-    parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--dataset", required=True, help="mini-imagenet, cub or folder:PATH (with base/ and val/)")
+    add("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
+    add("--backbone", default="conv4", choices=sorted(ARCHITECTURES))
+    add("--method", default="baseline++", choices=["baseline++"])
+    add("--epochs", type=int, required=True)
+    add("--out", type=Path, required=True, help="weights of the best epoch, .safetensors")
+    add(
         "--continue-from",
         dest="start",
         help="backbone to go on from; class weights start as in its checkpoint, or at the class means",
     )
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint beside --out")
-    parser.add_argument("--overwrite", action="store_true", help="train anew where --out exists")
-    parser.add_argument(
+    add("--resume", action="store_true", help="continue from the checkpoint beside --out")
+    add("--overwrite", action="store_true", help="train anew where --out exists")
+    add(
         "--stages",
         default="48:16:0.3,64:16:0.3,84:16:0.4",
         help="picture size : batch size : share of the epochs, and perhaps : how many of the first blocks "
         "learn no more, from first stage to last (default: %(default)s)",
     )
-    parser.add_argument(
-        "--optimizer",
-        default="muon",
-        choices=OPTIMIZERS,
-        help="muon turns the filters by Muon, at --filter-lr, and all else by AdamW (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--lr", type=float, default=4e-3, help="peak of the one-cycle schedule (default: %(default)s)"
-    )
-    parser.add_argument("--filter-lr", type=float, default=0.02, help="of Muon (default: %(default)s)")
-    parser.add_argument("--weight-decay", type=float, default=0.05)
-    parser.add_argument("--warmup", type=float, default=0.2, help="share of the run in which the rate rises")
-    parser.add_argument("--label-smoothing", type=float, default=0.0)
-    parser.add_argument(
-        "--scale", type=float, default=10.0, help="of the cosine classifier (default: %(default)s)"
-    )
-    parser.add_argument("--fixed-scale", action="store_true", help="do not learn the scale")
-    parser.add_argument(
-        "--neighbours",
-        type=float,
-        default=0.0,
-        help="weight of a loss that draws the nearest neighbours of a class together (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--min-area", type=float, default=0.35, help="smallest random crop, share of the picture"
-    )
-    parser.add_argument("--jitter", type=float, default=0.4, help="strength of the colour jitter")
-    parser.add_argument("--average", type=float, default=0.998, help="decay of the averaged weights")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--val-per-class", type=int, default=60, help="val pictures per class after each epoch"
-    )
+    for name, about in OPTIONS.items():
+        default = getattr(Recipe, name)
+        choices = OPTIMIZERS if name == "optimizer" else None
+        about += f" (default: {default})"
+        add(f"--{name.replace('_', '-')}", type=type(default), default=default, choices=choices, help=about)
+    add("--fixed-scale", action="store_true", help="do not learn the scale")
+    add("--min-area", type=float, default=Recipe.area[0], help="smallest random crop, share of the picture")
+    add("--val-per-class", type=int, default=60, help="val pictures per class after each epoch")
     add_device_arguments(parser)
     return parser.parse_args()
 
@@ -110,19 +99,9 @@ def stages_of(text: str, epochs: int) -> tuple[Stage, ...]:
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
     return Recipe(
         stages=stages_of(arguments.stages, arguments.epochs),
-        optimizer=arguments.optimizer,
-        lr=arguments.lr,
-        filter_lr=arguments.filter_lr,
-        weight_decay=arguments.weight_decay,
-        warmup=arguments.warmup,
-        label_smoothing=arguments.label_smoothing,
-        scale=arguments.scale,
         learn_scale=not arguments.fixed_scale,
-        neighbours=arguments.neighbours,
         area=(arguments.min_area, 1.0),
-        jitter=arguments.jitter,
-        average=arguments.average,
-        seed=arguments.seed,
+        **{name: getattr(arguments, name) for name in OPTIONS},
     )
 
 
