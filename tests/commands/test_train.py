@@ -344,9 +344,11 @@ def test_scripts_refuse_bad_input_in_one_sentence(shapes, tmp_path, script, caps
         with pytest.raises(SystemExit) as stopped:
             script(*command)
         assert stopped.value.code == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
+        error = capsys.readouterr().err.strip()
+        *passed_over, line = error.splitlines()
+        assert all(before.startswith("passed over ") for before in passed_over)
         assert line.startswith("error: ")
-        return str(line)
+        return str(error)
 
     out = tmp_path / "w.safetensors"
     assert "--epochs is 0; expected at least 1" in refused("train", *options(shapes, out, 0))
@@ -354,7 +356,9 @@ def test_scripts_refuse_bad_input_in_one_sentence(shapes, tmp_path, script, caps
     assert "there is no" in refused("train", *options(shapes, out, 1), *elsewhere)
     broken = next((shapes / "val").rglob("*.png"))
     broken.write_bytes(b"no picture")
-    assert f"{broken.name} in" in refused("train", *options(shapes, out, 1))
+    short = refused("train", *options(shapes, out, 1))
+    assert f"/{broken.name}: no picture in a known format" in short
+    assert "has 19 examples" in short
     broken.unlink()
     assert "expected SIZE:BATCH:SHARE" in refused("train", *options(shapes, out, 1), "--stages", "64")
     missing = refused("prepare", "--dataset", "mini-imagenet", "--source", shapes)
