@@ -189,6 +189,8 @@ class Reader:
 
 def features(path: Path) -> list[Any]:
     loaded = FeatureSet.load(path)
+    if path.suffix != ".hdf5" and "checksum" not in loaded.card:
+        raise ValueError("a file of another program, which has no checksum")
     return [loaded.features, loaded.labels]
 
 
