@@ -29,7 +29,7 @@ _TABLE = """
 04612504 yawl; 06794110 street sign; 07584110 consomme; 07613480 trifle; 07697537 hotdog;
 07747607 orange; 09246464 cliff; 09256479 coral reef; 13054560 bolete; 13133613 ear
 """
-WORDNET: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _TABLE.split(";"))  # type: ignore[misc]
+WORDNET: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _TABLE.split(";"))
 """The first name of each of the 100 classes of mini-ImageNet, by its number (`n04522168` is `vase`)."""
 
 
