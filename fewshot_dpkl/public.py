@@ -1,6 +1,5 @@
 """The names that `fewshot_dpkl` offers, loaded when the first of them is asked for."""
 
-from fewshot_dpkl.evaluation.calibration import fit_lengthscale
 from fewshot_dpkl.evaluation.episodes import EpisodeSampler
 from fewshot_dpkl.evaluation.evaluator import HeadResult, evaluate, paired_difference
 from fewshot_dpkl.evaluation.features import FeatureSet
@@ -43,7 +42,6 @@ __all__ = [
     "NearestNeighborHead",
     "evaluate",
     "find_backbone",
-    "fit_lengthscale",
     "load_head",
     "make_head",
     "paired_difference",

@@ -35,11 +35,12 @@ from fewshot_dpkl import HEADS, EpisodeSampler, FeatureSet, HeadResult, evaluate
 from fewshot_dpkl.commands.cli import add_device_arguments, command_line, command_parser, use_device
 from fewshot_dpkl.evaluation.evaluator import by_class, paired_differences, process
 from fewshot_dpkl.evaluation.features import SHIPPED
-from fewshot_dpkl.evaluation.names import readable
 from fewshot_dpkl.evaluation.report import report
 from fewshot_dpkl.evaluation.tables import FORMATS
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.heads import find_heads, head_for
+from fewshot_dpkl.heads import find_heads
+
+COMPARED = ["nn", "dpkl", "dpkl-calibrated"]  # where nobody names a head
 
 Setting = tuple[int, int]  # way, shot
 Results = dict[str, HeadResult]  # by head
@@ -135,13 +136,10 @@ def proportions(text: str) -> float:
 def main() -> None:
     arguments = parse()
     device = use_device(arguments)
-    names = list(dict.fromkeys(arguments.head or ["dpkl"]))
+    names = list(dict.fromkeys(arguments.head or COMPARED))
     names = [name for name in HEADS if name != "bnn"] if "all" in names else names
     features = FeatureSet.load(arguments.features)
-    heads = {
-        name: head_for(name, features.card.get("backbone")) if name in HEADS else head
-        for name, head in find_heads(names, HEADS)
-    }
+    heads = dict(find_heads(names, HEADS))
     samplers = {
         (way, shot): EpisodeSampler(
             features, way=way, shot=shot, query=arguments.query, seed=arguments.seed,
@@ -310,7 +308,7 @@ def document(
         },
         "features": {**features.card, "checksum": features.checksum, "examples": len(features)},
         **summaries[first],
-        "classes": by_class(results[first], classes[first], readable(features.class_names)),
+        "classes": by_class(results[first], classes[first], features.class_names),
         "sweeps": {
             name: [{"way": way, "shot": shot, **summaries[way, shot]} for way, shot in swept]
             for name, swept in sweeps(arguments).items()

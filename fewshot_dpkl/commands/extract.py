@@ -44,16 +44,15 @@ def parse() -> argparse.Namespace:
 
 
 def looking(backbone: Extractor, size: int | None, corners: float | None) -> Extractor:
-    """The same backbone with other looks, to which the lengthscale of its card does not apply."""
+    """The same backbone with other looks."""
     if size is None and corners is None:
         return backbone
     if size is not None and size < 16:
         raise ValueError(f"--size is {size}; expected at least 16")
     sides = (backbone.resize, backbone.crop) if size is None else (size, size)
     corners = backbone.corners if corners is None else corners or None
-    card = {key: value for key, value in backbone.card.items() if key != "lengthscale"}
-    colours = backbone.mean, backbone.std
-    return Extractor(backbone.module, *sides, *colours, card, mirror=backbone.mirror, corners=corners)
+    of_pixels = backbone.mean, backbone.std, backbone.card
+    return Extractor(backbone.module, *sides, *of_pixels, mirror=backbone.mirror, corners=corners)
 
 
 def main() -> None:

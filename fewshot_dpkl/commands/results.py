@@ -24,7 +24,7 @@ from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, use_
 from fewshot_dpkl.data import load_pixels, open_split
 from fewshot_dpkl.experiments.results_page import Cell, cells, draw, page
 from fewshot_dpkl.files import atomic_path
-from fewshot_dpkl.heads import head_for
+from fewshot_dpkl.heads import make_head
 
 TASKS = {  # title: backbone, data set
     "mini-ImageNet": ("conv4-mini-imagenet", "mini-imagenet"),
@@ -90,7 +90,7 @@ def result_of(
     cell: Cell, features: FeatureSet, arguments: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
     """The summary of a head with its accuracy in every episode, run now or read from --work."""
-    head = head_for(cell.head, features.card["backbone"])
+    head = make_head(cell.head)
     identity = {
         "features": features.checksum,
         "episodes": arguments.episodes,

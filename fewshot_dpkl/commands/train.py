@@ -28,7 +28,7 @@ from fewshot_dpkl.commands.cli import (
     say_passed_over,
     use_device,
 )
-from fewshot_dpkl.commands.validation import lengthscale_of, make_validate, write_lengthscale
+from fewshot_dpkl.commands.validation import make_validate
 from fewshot_dpkl.data import load_usable, open_split
 
 OPTIONS = {  # of the recipe, by the name of its field
@@ -183,7 +183,6 @@ def main() -> None:
         log=lambda line: print(line, flush=True),
     )
     if card:
-        write_lengthscale(arguments.out, lengthscale_of(load_backbone(str(arguments.out)), val, device))
         print(f"wrote {arguments.out}: epoch {card['kept']['epoch']} of {recipe.epochs}")
     if dist.is_initialized():
         dist.destroy_process_group()

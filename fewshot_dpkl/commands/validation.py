@@ -1,8 +1,7 @@
-"""What is decided on the val classes: the epoch that training keeps, and the lengthscale of the features."""
+"""What is decided on the val classes: the epoch that training keeps."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -10,11 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fewshot_dpkl.backbones import Extractor, extract_features
 from fewshot_dpkl.backbones.augment import normalise
-from fewshot_dpkl.backbones.files import load_tensors, save_tensors
-from fewshot_dpkl.data import Split, load_pixels, spread_per_class
-from fewshot_dpkl.evaluation.calibration import fit_lengthscale
+from fewshot_dpkl.data import spread_per_class
 from fewshot_dpkl.evaluation.episodes import EpisodeSampler
 from fewshot_dpkl.evaluation.features import FeatureSet
 
@@ -59,16 +55,3 @@ def make_validate(
         return few_shot_accuracy(torch.cat(parts).numpy(), labels)
 
     return validate
-
-
-def lengthscale_of(backbone: Extractor, split: Split, device: torch.device) -> dict[str, float]:
-    """`spread` and `shot_noise` of the features of a split, to four digits."""
-    features = extract_features(backbone, load_pixels(split, backbone.resize), device=device)
-    found = fit_lengthscale(FeatureSet(features, split.labels, split.class_names))
-    return {name: float(f"{value:.4g}") for name, value in found.items()}
-
-
-def write_lengthscale(path: str | os.PathLike[str], found: dict[str, float]) -> None:
-    """Into the card of the backbone in `path`."""
-    tensors, card = load_tensors(path)
-    save_tensors(path, tensors, {**card, "lengthscale": found})

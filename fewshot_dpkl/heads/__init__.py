@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from fewshot_dpkl.heads.base import Head, make
@@ -63,12 +62,6 @@ def make_head(name: str, **parameters: Any) -> Head:
     return make(name, find_class(name, HEADS), parameters)
 
 
-def head_for(name: str, backbone_card: Any) -> Head:
-    """A new head by its name, with the lengthscale that the card of the features' backbone holds, if any."""
-    known = backbone_card.get("lengthscale", {}) if isinstance(backbone_card, Mapping) else {}
-    return make_head(name, **known) if name == CalibratedDPKLHead.name else make_head(name)
-
-
 def load_head(path: str | os.PathLike[str]) -> Head:
     """Read a fitted head written by `head.save(path)`.
 
@@ -99,7 +92,6 @@ __all__ = [
     "NearestNeighborHead",
     "as_head",
     "find_heads",
-    "head_for",
     "load_head",
     "make_head",
 ]

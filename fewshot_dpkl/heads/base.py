@@ -66,6 +66,19 @@ class Head(ClassifierMixin, BaseEstimator):
         """`state` as a single fitted head keeps it, where episodes in their hundreds keep less."""
         return state
 
+    can_tell_unfamiliar = False
+    """Whether it has an `unfamiliarity`."""
+
+    def unfamiliarity_episodes(self, state: State, query: Tensor) -> Tensor:
+        """How unfamiliar the queries `[E, q, D]` are, `[E, q]` in [0, 1], each on its own.
+
+        It is the estimated share of known examples that look more familiar: who refuses answers where it is
+        above 0.95 refuses about 5 % of the queries of known classes, whatever the features.
+        """
+        raise NotImplementedError(
+            f"the head {self.name} cannot say how unfamiliar an example is; use dpkl-calibrated or nn"
+        )
+
     # scikit-learn's view: one episode
 
     def fit(
@@ -115,6 +128,15 @@ class Head(ClassifierMixin, BaseEstimator):
 
     def _log_proba(self, log_proba: Callable[[State, Tensor], Tensor], X: ArrayLike | Tensor) -> np.ndarray:
         """`log_proba` `[1, q, ..., C]` of the fitted state and `X`, columns in the order of `classes_`."""
+        inside = self._ask(log_proba, X)
+        return inside.log_softmax(-1).numpy()[..., self._order]
+
+    def unfamiliarity(self, X: ArrayLike | Tensor) -> np.ndarray:
+        """How unfamiliar each row of `X` `[q, D]` is, `[q]` in [0, 1]; see `unfamiliarity_episodes`."""
+        return self._ask(self.unfamiliarity_episodes, X).numpy()
+
+    def _ask(self, answer: Callable[[State, Tensor], Tensor], X: ArrayLike | Tensor) -> Tensor:
+        """`answer` `[1, q, ...]` of the fitted state and `X`, in float64 on the CPU: `[q, ...]`."""
         check_is_fitted(self, "state_")
         features = validate_data(self, _to_numpy(X), dtype=np.float32, reset=False)
         device = next(iter(self.state_.values())).device
@@ -123,8 +145,7 @@ class Head(ClassifierMixin, BaseEstimator):
             key: widest(value) if value.is_floating_point() else value for key, value in self.state_.items()
         }
         with torch.no_grad():
-            inside = log_proba(state, widest(torch.as_tensor(features, device=device))[None])[0]
-        return inside.cpu().double().log_softmax(-1).numpy()[..., self._order]
+            return answer(state, widest(torch.as_tensor(features, device=device))[None])[0].cpu().double()
 
     def predict_proba(self, X: ArrayLike | Tensor) -> np.ndarray:
         """Probabilities `[q, C]`, positive and summing to one, columns in the order of `classes_`."""

@@ -1,153 +1,151 @@
-"""Past the paper: DPKL with probabilities to trust, for frozen features that are good already."""
+"""Past the paper: DPKL with probabilities to trust, on features that nobody tuned it on."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fewshot_dpkl.heads.base import Head, State, one_hot, unit
-from fewshot_dpkl.heads.span import support_span
-from fewshot_dpkl.heads.training.draws import Draws
-from fewshot_dpkl.heads.training.layers import Points
-from fewshot_dpkl.heads.training.particle import Particles, Training, predict, predict_by_particle
-from fewshot_dpkl.heads.training.similarity import FreeClassWeights
-from fewshot_dpkl.kernels import squared_distances
-from fewshot_dpkl.particles import Bandwidth
+from fewshot_dpkl.heads.base import State, unit, widest
+from fewshot_dpkl.heads.bayesian import Validation
+from fewshot_dpkl.heads.dpkl import DPKLHead, Kernel
+from fewshot_dpkl.heads.familiar import distance_to_nearest, of_class_means, share_more_familiar
+from fewshot_dpkl.heads.folds import draw_folds, each_fold, weigh
+from fewshot_dpkl.heads.logistic import LogisticRegressionHead
+from fewshot_dpkl.heads.means import COMMON_DIMENSIONS, ClassMeans, Geometry, class_means, geometry
+from fewshot_dpkl.heads.training.particle import predictive
+
+LEARNT = 7.5
+"""What the learnt embedding's log-probabilities are multiplied by at one shot, before any fold is seen."""
+MEANS = 24.0
+"""The same of -|x - mean|²/2, in units of the variance between classes and with many shots."""
+LOGISTIC = 4.0
+"""The same of logistic regression's logits at one shot."""
+OF_FEATURES = ("linear", "intercepts", "means", "offsets", "known")
+"""In the state, what belongs to the feature vector itself."""
+DEVIATIONS = (0.3, 0.5)
+"""Of the prior on the two weights: their common size, and learnt embedding against feature vector."""
 
 
-class CalibratedDPKLHead(Head):
-    """The paper's kernel and posterior, with the three choices that cap its confidence put right.
+@dataclass(eq=False, repr=False, kw_only=True)
+class CalibratedDPKLHead(DPKLHead):
+    """DPKL beside the feature vector itself, both weighed by what they say of examples held out.
 
-    - The embedding is the feature vector itself, scaled to length one: a random layer D → 128 throws away
-      what the backbone knows, and five examples per class do not teach it again.
-    - Class weights have any length. Their particles start around the class means, which are also the mean of
-      their prior: log k(x, θ_c) is then that of a Gaussian around the class, short or long.
-    - The lengthscale fits the features: ℓ² = `spread` + `shot_noise` / (examples per class), the variance
-      inside a class and that of a mean of few examples. Both are fixed once for a backbone on its validation
-      classes (`fit_lengthscale`) and kept in its card; without them ℓ comes from the support set alone,
-      by leave-one-out likelihood.
+        p(y = c | x)  ∝  mean over particles p of exp(w₁ log ρ_c^p(x) + w₂ s_c(x))
+
+    ρ^p is DPKL's: particles of the embedding by functional gradient descent, particles of the class weights
+    by SVGD, in closed form. s is what the feature vector, scaled to length one, says by class means and
+    logistic regression. The temperature and the share of the learnt embedding are in the two weights. They
+    come from the support set alone: from the log-likelihood of examples held out in folds, and a prior that
+    is a function of the number of examples and of two numbers without a scale (`means.Geometry`):
+
+    - the more feature vectors have in common (mean cosine between classes), the more is to be learnt: it is
+      the prior share of the learnt embedding, and in s that of logistic regression;
+    - the more dimensions they vary in, the less can a score be chance: the temperature grows with the root.
+
+    With one example of every class there are no folds, and the prior decides. There is nothing to set; the
+    parameters are those of `DPKLHead`.
 
     Args:
-        spread, shot_noise: the two parts of ℓ²; give both or neither.
-        particles: of the class weights.
-        steps: of SVGD on the whole support set, in the span of the support set where n < D.
-        learning_rate: of a step, divided by examples per class + `prior`, to which the gradients grow.
-        prior: strength of the prior, in examples per class: the class weights are Gaussian around the class
-            mean with variance ℓ² / `prior`. With few examples they stay there, with many they leave it.
-        diversity: how far from the class means the particles start, in units of ℓ.
-        bandwidth: rule for κ between particles, `paper` or `liu-wang`.
-        random_state: seed of the initial class weights.
+        folds: at most so many; fewer where no class has as many examples.
 
     Examples:
         >>> import numpy as np
         >>> from fewshot_dpkl import CalibratedDPKLHead
         >>> X, y = np.eye(3).repeat(4, 0), np.repeat(["ant", "bee", "fly"], 4)
-        >>> CalibratedDPKLHead().fit(X, y).predict(X[::4]).tolist()
+        >>> head = CalibratedDPKLHead(epochs=20, latent=16, learning_rate=0.1).fit(X, y)
+        >>> head.predict(X[::4]).tolist()
         ['ant', 'bee', 'fly']
+        >>> (head.unfamiliarity(np.array([X[0], [1, 1, 1]])) > 0.95).tolist()
+        [False, True]
     """
 
     name = "dpkl-calibrated"
+    can_tell_unfamiliar = True
 
-    def __init__(
-        self,
-        spread: float | None = None,
-        shot_noise: float | None = None,
-        particles: int = 10,
-        steps: int = 50,
-        learning_rate: float = 1.0,
-        prior: float = 5.0,
-        diversity: float = 1.0,
-        bandwidth: Bandwidth = "paper",
-        random_state: int | None = 0,
-    ) -> None:
-        self.spread = spread
-        self.shot_noise = shot_noise
-        self.particles = particles
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.prior = prior
-        self.diversity = diversity
-        self.bandwidth = bandwidth
-        self.random_state = random_state
+    kernel: Kernel = "exact"
+    folds: int = 3
 
     @torch.no_grad()
-    def fit_episodes(self, support: Tensor, labels: Tensor, seeds: Sequence[int]) -> State:
-        span = support_span(unit(support))
-        scale = self._precision(span.coordinates, labels).sqrt()[:, None, None]  # E 1 1
-        points = span.coordinates * scale  # E n r, in units of ℓ
-        n, classes = points.shape[1], int(labels.max()) + 1
-        shot = n / classes
-        means = class_means(points, labels)[:, None]  # E 1 C r
-        shape = (self.particles, classes, points.shape[-1])
-        noise = torch.stack([Draws(seed).normal(*shape) for seed in seeds]).to(points)
-        start = means + noise * (self.diversity * points.shape[-1] ** -0.5)
-        trained = Training(
-            Points(points), labels, start, FreeClassWeights(),
-            torch.arange(n, device=labels.device).expand(len(points), self.steps, -1),
-            batch_size=n, learning_rate=self.learning_rate / (shot + self.prior), prior=self.prior / 2,
-            prior_mean=means, rule=self.bandwidth, check_every=self.steps, optimizer="sgd",
-        ).run()  # fmt: skip
-        class_weights = span.to_features(trained.theta.flatten(1, 2).transpose(-1, -2)).transpose(-1, -2)
-        return {"class_weights": class_weights.unflatten(1, shape[:2]), "scale": scale}
+    def fit_episodes(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        seeds: Sequence[int],
+        validation: Validation | None = None,
+        on_check: Callable[[int], None] | None = None,
+    ) -> State:
+        state = super().fit_episodes(support, labels, seeds, validation, on_check)
+        points = unit(support)
+        classes = class_means(points, labels)
+        seen = geometry(widest(points), labels, class_means(widest(points), labels))
+        weights = self._weights(support, labels, seeds, seen).to(support)
+        own = feature_weights(support, labels, classes, seen)
+        return {
+            **state,
+            "temperature": weights[:, 0] * learnt_scale(classes).to(support),  # E
+            "linear": weights[:, 1, None, None] * own[0],  # E C D
+            "intercepts": weights[:, 1, None] * own[1],  # E C
+            "means": classes.means,
+            "offsets": classes.offsets,
+            "known": of_class_means(points, labels, classes, seen).to(support),  # E 2
+        }
 
-    def _precision(self, points: Tensor, labels: Tensor) -> Tensor:
-        """1/ℓ² of every episode, `[E]`."""
-        if (self.spread is None) != (self.shot_noise is None):
-            raise ValueError("spread and shot_noise are the two parts of ℓ²; give both or neither")
-        if self.spread is None or self.shot_noise is None:
-            return leave_one_out_precision(points, labels)
-        shot = points.shape[1] / (int(labels.max()) + 1)
-        return points.new_full((len(points),), 1 / (self.spread + self.shot_noise / shot))
+    def _weights(self, support: Tensor, labels: Tensor, seeds: Sequence[int], seen: Geometry) -> Tensor:
+        """Of the learnt embedding and of the feature vector, `[E, 2]` in float64, by folds and prior."""
+        share = seen.cosine.clamp(0.02, 0.98)
+        temperature = (seen.dimensions / COMMON_DIMENSIONS).sqrt()
+        centre = (torch.stack([share, 1 - share], -1) * temperature[:, None]).log()
+        folds = draw_folds(labels, seeds, self.folds)
+        scores = centre.new_zeros(len(labels), 2, labels.shape[1], int(labels.max()) + 1)
+        for episodes, kept, out in each_fold(folds, self.episodes_at_once):
+            rows = episodes[:, None]
+            x, y, asked = support[rows, kept], labels[rows, kept], support[rows, out]
+            state = super().fit_episodes(x, y, [seeds[e] for e in episodes.tolist()])
+            classes = class_means(unit(x), y)
+            linear, intercepts = feature_weights(x, y, classes, seen.of(episodes))
+            learnt = predictive(super().particle_log_proba_episodes(state, asked))
+            learnt = learnt * learnt_scale(classes)[:, None, None]
+            own = unit(asked) @ linear.transpose(-1, -2) + intercepts[:, None]
+            scores[rows, 0, out], scores[rows, 1, out] = learnt.to(scores), own.to(scores)
+        return weigh(scores, labels, folds >= 0, centre, DEVIATIONS)
 
-    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
-        particles = Particles(None, state["class_weights"])
-        return predict(unit(query) * state["scale"], particles, FreeClassWeights())
+    def whole(self, state: State) -> State:
+        kept = {key: state[key] for key in ("temperature", *OF_FEATURES)}
+        return {**super().whole(state), **kept}
 
     def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
-        particles = Particles(None, state["class_weights"])
-        return predict_by_particle(unit(query) * state["scale"], particles, FreeClassWeights())
+        learnt = super().particle_log_proba_episodes(state, query)  # E q P C
+        own = unit(query) @ state["linear"].transpose(-1, -2) + state["intercepts"][:, None]  # E q C
+        return (state["temperature"][:, None, None, None] * learnt + own[:, :, None]).log_softmax(-1)
+
+    def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
+        return predictive(self.particle_log_proba_episodes(state, query))
+
+    def unfamiliarity_episodes(self, state: State, query: Tensor) -> Tensor:
+        points = unit(query)
+        scores = points @ state["means"].transpose(-1, -2) - state["offsets"][:, None] / 2
+        return share_more_familiar(distance_to_nearest(scores, points), state["known"])
 
 
-def class_means(points: Tensor, labels: Tensor) -> Tensor:
-    """Means `[E, C, d]` of the points `[E, n, d]` of every class, labels `[E, n]`."""
-    members = one_hot(labels, points.dtype)  # E n C
-    return members.transpose(-1, -2) @ points / members.sum(1)[..., None]
+def learnt_scale(classes: ClassMeans) -> Tensor:
+    """What DPKL's log-probabilities are multiplied by, `[E]`: more examples are more steps of training."""
+    return LEARNT * classes.inverse_shot**0.25
 
 
-def squared_distances_to_means(points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """`[E, n, C]` of every point to every class mean, its own computed without it; and the points that count.
+def feature_weights(
+    support: Tensor, labels: Tensor, classes: ClassMeans, seen: Geometry
+) -> tuple[Tensor, Tensor]:
+    """What the feature vector itself says: linear weights `[E, C, D]` and intercepts `[E, C]`.
 
-    A point that is alone in its class cannot be left out: `[E, n]` is False there.
+    Class means are right for features that have nothing in common between classes; the more they have, the
+    larger the share of logistic regression, which learns to ignore it.
     """
-    members = one_hot(labels, points.dtype)
-    means, counts = class_means(points, labels), members.sum(1)  # E C d, E C
-    distances = squared_distances(points, means)  # E n C
-    # x - mean of the others = count / (count - 1) · (x - mean)
-    apart = (counts / (counts - 1).clamp_min(1)).square()[:, None]
-    counted = (members * (counts > 1).to(members)[:, None]).sum(-1) > 0
-    return torch.where(members > 0, distances * apart, distances), counted
-
-
-PRECISIONS = 2.0 ** torch.linspace(0, 7, 29)
-"""Candidates of 1/ℓ², from 1 to 128."""
-TYPICAL = 24.0
-"""1/ℓ² to believe in before seeing a support set."""
-
-
-def leave_one_out_precision(points: Tensor, labels: Tensor, doubt: float = 0.5) -> Tensor:
-    """1/ℓ² `[E]` of each support set by itself.
-
-    The mean of log 1/ℓ² under a posterior: leave-one-out likelihood of the labels times a log-normal prior
-    around TYPICAL with standard deviation `doubt`. With one example per class only the prior is left.
-    """
-    distances, counted = squared_distances_to_means(points, labels)
-    grid = PRECISIONS.to(points)
-    log_p = (-0.5 * grid[:, None, None, None] * distances).log_softmax(-1)  # G E n C
-    own = log_p.gather(-1, labels.expand(len(grid), -1, -1)[..., None]).squeeze(-1)  # G E n
-    likelihood = (own * counted).sum(-1)  # G E
-    prior = -0.5 * ((grid.log() - math.log(TYPICAL)) / doubt).square()
-    weights = (likelihood + prior[:, None]).softmax(0)
-    return (weights * grid.log()[:, None]).sum(0).exp()
+    logistic = LogisticRegressionHead().fit_episodes(support, labels, [])
+    share = seen.cosine.to(support)
+    of_logistic = share * LOGISTIC * classes.inverse_shot**0.25
+    of_means = (1 - share) * MEANS / (1 + 2 * classes.inverse_shot) / seen.variance.to(support)
+    linear = of_logistic[:, None, None] * logistic["class_weights"] + of_means[:, None, None] * classes.means
+    return linear, of_logistic[:, None] * logistic["intercepts"] - of_means[:, None] * classes.offsets / 2

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
+from fewshot_dpkl.heads.familiar import expected_distance, known_distances, share_more_familiar
+from fewshot_dpkl.heads.means import class_means, geometry, squared_lengths
 from fewshot_dpkl.heads.unlabelled import learnt_with, with_unlabeled
 
 
@@ -28,6 +30,7 @@ class NearestNeighborHead(Head):
     """
 
     name = "nn"
+    can_tell_unfamiliar = True
 
     scale: float = 10.0
 
@@ -41,6 +44,20 @@ class NearestNeighborHead(Head):
         for c in range(of_class.shape[1]):  # one class at a time keeps memory at E q n
             nearest[..., c] = cosine.masked_fill(~of_class[:, c, None], -torch.inf).amax(-1)
         return (self.scale * nearest).log_softmax(-1)
+
+    def unfamiliarity_episodes(self, state: State, query: Tensor) -> Tensor:
+        support, labels = state["support"], state["labels"]
+        others = support @ support.transpose(-1, -2)  # E n n
+        others.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+        classes = class_means(support, labels)
+        counted = one_hot(labels, support.dtype) @ classes.counts[..., None] > 1  # E n 1
+        unit_distance = expected_distance(geometry(support, labels, classes), classes.counts.new_ones(()))
+        left_out = (2 - 2 * others.amax(-1)).clamp_min(0).sqrt()  # to the nearest other one
+        known = known_distances(left_out, counted[..., 0], unit_distance)
+        points = unit(query)
+        nearest = (points @ support.transpose(-1, -2)).amax(-1)  # E q
+        distances = (1 + squared_lengths(points)[..., 0] - 2 * nearest).clamp_min(0).sqrt()
+        return share_more_familiar(distances, known)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fewshot_dpkl.heads import DEFAULT_HEAD, Head, head_for, load_head, make_head
+from fewshot_dpkl.heads import DEFAULT_HEAD, Head, load_head, make_head
 from fewshot_dpkl.heads.saved import description as head_description
 from fewshot_dpkl.pictures.answers import NONE_OF_THESE, NOT_SURE
 from fewshot_dpkl.pictures.decoding import Picture, PictureError
@@ -105,8 +105,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         """Learn from features `X` `[n, D]` that `embed` made before."""
         self._check()
         self.backbone_ = self._backbone()
-        card = getattr(self.backbone_, "card", None)
-        head: Head = head_for(self.head, card) if isinstance(self.head, str) else clone(self.head)
+        head: Head = make_head(self.head) if isinstance(self.head, str) else clone(self.head)
         self.head_ = head.fit(X, labels)
         self.classes_ = self.head_.classes_
         return self
@@ -218,7 +217,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         `backbone` says where the backbone is now, for one that its name does not find. Another backbone than
         the one fitted with is refused.
         """
-        description = read_description(path)
+        description = _read_description(path)
         try:
             found = find_backbone(description["backbone"] if backbone is None else backbone)
         except (ValueError, OSError) as error:
@@ -240,8 +239,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return classifier
 
 
-def read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a saved classifier says of itself: its backbone by name and identity, preprocessing."""
+def _read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise FileNotFoundError(
             f"there is no saved classifier at {path}; write one with classifier.save(path)"

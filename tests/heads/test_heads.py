@@ -21,7 +21,7 @@ QUICK = {
     "bnn": {"epochs": 20, "latent": 24, "particles": 4, "learning_rate": 0.01},
     "dblr": {"epochs": 20, "latent": 24, "learning_rate": 0.01},
     "dpkl": {"epochs": 20, "latent": 24, "embeddings": 4, "particles": 4, "learning_rate": 0.01},
-    "dpkl-calibrated": {"spread": 0.05, "shot_noise": 0.1, "particles": 4, "steps": 10},
+    "dpkl-calibrated": {"epochs": 20, "latent": 24, "embeddings": 4, "particles": 4, "learning_rate": 0.01},
 }
 ALL = sorted(HEADS)
 
