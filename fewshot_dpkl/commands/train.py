@@ -125,8 +125,7 @@ def starting_point(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, 
     return backbone, history, class_weights
 
 
-def main() -> None:
-    arguments = parse()
+def check(arguments: argparse.Namespace) -> None:
     if arguments.epochs < 1:
         raise ValueError(f"--epochs is {arguments.epochs}; expected at least 1")
     if arguments.out.suffix != ".safetensors":
@@ -138,6 +137,11 @@ def main() -> None:
             raise ValueError(
                 f"{path} exists; --resume continues that run, --overwrite trains anew, or name another --out"
             )
+
+
+def main() -> None:
+    arguments = parse()
+    check(arguments)
     recipe = recipe_of(arguments)
     device = use_device(arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
