@@ -148,7 +148,7 @@ class Source:
                     self.finite(name, tensors[name], name in may_be_infinite)
                     continue
             about = ", ".join(f"{size} = {lengths[size]}" for size in sizes if size in lengths)
-            self.altered(f"{name} has the shape {found}, expected [{', '.join(sizes)}] ({about})")
+            self.altered(f"{name} has the shape {found}, expected [{_short(', '.join(sizes))}] ({about})")
         return lengths
 
     def finite(self, name: str, tensor: Tensor, may_be_infinite: bool = False) -> None:

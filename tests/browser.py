@@ -36,7 +36,12 @@ class Browser:
 
     def __init__(self, driver: str, profile: Path) -> None:
         self.driver = driver
-        options = {"args": [*FLAGS, f"--user-data-dir={profile}"]}
+        self.downloads = profile.with_name("downloads")
+        preferences = {
+            "download.default_directory": str(self.downloads),
+            "profile.default_content_setting_values.automatic_downloads": 1,  # more than one
+        }
+        options = {"args": [*FLAGS, f"--user-data-dir={profile}"], "prefs": preferences}
         wanted = {
             "browserName": "chrome",
             "goog:chromeOptions": options,
@@ -80,6 +85,20 @@ class Browser:
         ]
         self._ask("POST", f"{self.session}/element/{element}/value", {"text": text})
 
+    def drop(self, css: str, *paths: Path) -> None:
+        """Drop files and folders on the middle of an element, as if dragged from the desktop."""
+        box = self.run(
+            "const e = document.querySelector(arguments[0]); e.scrollIntoView({block: 'center'});"
+            "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]",
+            css,
+        )
+        data = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self._command("Input.dispatchDragEvent", type=kind, x=box[0], y=box[1], data=data)
+
+    def reload(self) -> None:
+        self._ask("POST", self.session + "/refresh", {})
+
     def look(self, width: int, height: int = 900, dark: bool = False) -> None:
         """The size of the window and the colours the user prefers."""
         self._command(
@@ -102,6 +121,13 @@ class Browser:
         return [
             entry["message"] for entry in self._ask("POST", self.session + "/se/log", {"type": "browser"})
         ]
+
+    def downloaded(self, name: str, seconds: float = 60) -> Path:
+        """A file that the page gave to be saved, once it is there."""
+        end = time.monotonic() + seconds
+        while not (self.downloads / name).is_file() and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.downloads / name
 
     def close(self) -> None:
         self._ask("DELETE", self.session)

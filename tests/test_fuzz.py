@@ -28,7 +28,7 @@ from fewshot_dpkl import FeatureSet, FewShotClassifier, load_head
 from fewshot_dpkl.backbones import build, load_backbone
 from fewshot_dpkl.backbones.extract import _read_state_dict
 from fewshot_dpkl.backbones.files import save_tensors
-from fewshot_dpkl.backbones.train import Training
+from fewshot_dpkl.backbones.state import Training
 from fewshot_dpkl.data import Store
 from fewshot_dpkl.data.mnist import read_idx
 from fewshot_dpkl.data.uci import read_csv, read_uci
@@ -37,7 +37,7 @@ from fewshot_dpkl.pictures.decoding import decode
 from fewshot_dpkl.pictures.embedding import FeatureCache
 from fewshot_dpkl.regression import DPKLRegressor, load_regressor
 from fewshot_dpkl.schema import seal
-from tests.commands.test_train import CARD, TINY
+from tests.backbones.test_train import CARD, TINY
 from tests.data.test_mnist import idx
 from tests.heads.test_heads import quick, task
 from tests.picture_files import picture
@@ -189,6 +189,8 @@ class Reader:
 
 def features(path: Path) -> list[Any]:
     loaded = FeatureSet.load(path)
+    if path.suffix != ".hdf5" and "checksum" not in loaded.card:
+        raise ValueError("a file of another program, which has no checksum")
     return [loaded.features, loaded.labels]
 
 

@@ -70,3 +70,10 @@ def test_nothing_is_unpickled_and_no_device_is_hard_coded():
             assert not called(path) & {"pickle.load", "pickle.loads", "allow_pickle=True"}, path
             assert "torch.load" not in called(path) or "weights_only=True" in called(path), path
             assert not any(name.endswith(".cuda") for name in called(path)), path
+
+
+def test_no_file_of_the_package_is_longer_than_350_lines():
+    for room in ("fewshot_dpkl", "backbones", "data", "scripts"):
+        for path in (ROOT / room).rglob("*.*"):
+            if path.suffix in (".py", ".c", ".h", ".html", ".css"):
+                assert len(path.read_text("utf-8").splitlines()) <= 350, path

@@ -35,6 +35,7 @@ from fewshot_dpkl import HEADS, EpisodeSampler, FeatureSet, HeadResult, evaluate
 from fewshot_dpkl.commands.cli import add_device_arguments, command_line, command_parser, use_device
 from fewshot_dpkl.evaluation.evaluator import by_class, paired_differences, process
 from fewshot_dpkl.evaluation.features import SHIPPED
+from fewshot_dpkl.evaluation.names import readable
 from fewshot_dpkl.evaluation.report import report
 from fewshot_dpkl.evaluation.tables import FORMATS
 from fewshot_dpkl.files import atomic_path
@@ -308,7 +309,7 @@ def document(
         },
         "features": {**features.card, "checksum": features.checksum, "examples": len(features)},
         **summaries[first],
-        "classes": by_class(results[first], classes[first], features.class_names),
+        "classes": by_class(results[first], classes[first], readable(features.class_names)),
         "sweeps": {
             name: [{"way": way, "shot": shot, **summaries[way, shot]} for way, shot in swept]
             for name, swept in sweeps(arguments).items()

@@ -65,7 +65,7 @@ class Results:
         for name in {**before, **self.settings}:
             old, new = before.get(name), self.settings.get(name)
             if old != new:
-                difference = f"{self.path} was made with {name} {old!r}, not {new!r}"
+                difference = f"{self.path} was made with {name!s:.60} {old!r:.200}, not {new!r:.200}"
                 raise ValueError(f"{difference}; choose another --out, or go on with the same settings")
 
     @property

@@ -217,7 +217,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         `backbone` says where the backbone is now, for one that its name does not find. Another backbone than
         the one fitted with is refused.
         """
-        description = _read_description(path)
+        description = read_description(path)
         try:
             found = find_backbone(description["backbone"] if backbone is None else backbone)
         except (ValueError, OSError) as error:
@@ -239,7 +239,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return classifier
 
 
-def _read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a saved classifier says of itself: its backbone by name and identity, preprocessing."""
     if not os.path.isfile(path):
         raise FileNotFoundError(
             f"there is no saved classifier at {path}; write one with classifier.save(path)"

@@ -8,7 +8,7 @@ import torch
 from fewshot_dpkl.backbones import Recipe, Stage, build
 from fewshot_dpkl.backbones.head import CosineClassifier
 from fewshot_dpkl.backbones.muon import Muon, orthogonalise
-from fewshot_dpkl.backbones.train import Classifier, make_optimizers
+from fewshot_dpkl.backbones.state import Classifier, make_optimizers
 
 
 def test_orthogonalised_matrices_keep_their_singular_vectors_and_lose_their_singular_values():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fewshot_dpkl.pictures.page.session import Session
 
-PAGE = Path(__file__).with_name("page.html")
+FOLDER = Path(__file__).parent
 QUESTION_BYTES = 2**20
 
 
@@ -23,9 +25,25 @@ def make_server(session: Session, port: int = 0) -> ThreadingHTTPServer:
         pass
 
     Handler.session = session
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     return server
+
+
+class Server(ThreadingHTTPServer):
+    """A browser may go away in the middle of anything: that is nothing to tell."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
+
+def page(nonce: str) -> str:
+    """The page with its style and script inside; `nonce` allows them to run."""
+    text = (FOLDER / "page.html").read_text(encoding="utf-8").replace("{{nonce}}", nonce)
+    for name in ("page.css", "page.js", "asking.js"):
+        text = text.replace(f"{{{{{name}}}}}", (FOLDER / name).read_text(encoding="utf-8"))
+    return text
 
 
 class Refused(Exception):
@@ -62,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
         if parts.path == "/picture":
             backbone = parse_qs(parts.query).get("backbone", [""])[0]
             return _json(self.session.add(backbone, self._body(self.session.limits.picture_bytes)))
+        if parts.path == "/load":
+            return _json(self.session.load(self._body(self.session.limits.model_bytes)))
         if parts.path in ("/classify", "/model"):
             question = json.loads(self._body(QUESTION_BYTES))
             if parts.path == "/classify":
@@ -97,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             kind, content = make()
             status = HTTPStatus.OK
             if kind.startswith("text/html"):
-                content = PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce).encode()
+                content = page(nonce).encode()
         except Refused as error:
             status, (kind, content) = error.status, _json({"error": str(error)})
         except (ValueError, OSError, RecursionError) as error:
