@@ -55,9 +55,9 @@ class ParticleHead(Head):
         particles = Particles(state.get("weights"), state["class_weights"])
         return predict_by_particle(unit(query), particles, self._similarity(query))
 
-    def _training(self, **parts: Any) -> Training:
-        """Training with the settings of this head."""
-        return Training(
+    def _training(self, kind: type[Training] = Training, **parts: Any) -> Training:
+        """Training of this `kind` with the settings of this head."""
+        return kind(
             batch_size=self.batch_size, learning_rate=self.learning_rate, prior=self.prior,
             rule=self.bandwidth, repulsion=self.repulsion, **parts,
         )  # fmt: skip

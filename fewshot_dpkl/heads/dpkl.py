@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fewshot_dpkl.heads.training.draws import Draws, Start
 from fewshot_dpkl.heads.training.layers import FreeLayers, Optimizer, SpanLayers, through
 from fewshot_dpkl.heads.training.particle import answer
 from fewshot_dpkl.heads.training.similarity import ExactKernel, FourierKernel, Similarity
+from fewshot_dpkl.heads.training.variance import SemiSupervisedTraining
 from fewshot_dpkl.kernels import random_frequencies
 
 Kernel = Literal["rff", "exact"]
@@ -64,6 +65,8 @@ class DPKLHead(ParticleHead):
         span: where n < D, train by the values of the layers at the support points (`layers.SpanLayers`): many
             times faster, the same result for `sgd` and `momentum`, and for `adam` but for its factored second
             moment.
+        alpha: what the mean posterior variance of unlabelled examples weighs against the loss of the support
+            set, where there are such (SSDPKL, section 3.3; `training/variance.py`).
 
     The others are those of `ParticleHead`.
 
@@ -77,6 +80,7 @@ class DPKLHead(ParticleHead):
 
     name = "dpkl"
     episodes_at_once = 8  # 8 MB of layers each
+    learns_from_unlabeled = True
 
     kernel: Kernel = "rff"
     frequencies: int | None = None
@@ -90,6 +94,7 @@ class DPKLHead(ParticleHead):
     check_every: int = 10
     span: bool = True
     frequency_seed: int = 0
+    alpha: float = 1.0
 
     def _similarity(self, like: Tensor) -> Similarity:
         if self.kernel == "exact":
@@ -118,11 +123,13 @@ class DPKLHead(ParticleHead):
         support: Tensor,
         labels: Tensor,
         seeds: Sequence[int],
+        unlabeled: Tensor | None = None,
         validation: Validation | None = None,
         on_check: Callable[[int], None] | None = None,
     ) -> State:
-        (_, n, features), points = support.shape, unit(support)
-        in_span = self.span and n < features
+        n, features = support.shape[1:]
+        points = unit(support if unlabeled is None else torch.cat([support, unlabeled], 1))
+        in_span = self.span and points.shape[1] < features
         if validation is not None and in_span:
             raise ValueError("a validation set is not in the span of the support set; use span=False")
         draws = [Draws(seed) for seed in seeds]
@@ -148,7 +155,7 @@ class DPKLHead(ParticleHead):
             layers=layers, labels=labels, theta=theta, similarity=similarity, orders=orders,
             judge=self._judge(similarity) if validation is None else similarity, optimizer=self.optimizer,
             kappa_every=self.kappa_every, check_every=self.check_every, judged_labels=judged_labels,
-            on_check=on_check,
+            on_check=on_check, **({} if unlabeled is None else self._regulariser(draws, n, unlabeled)),
         ).run()  # fmt: skip
         assert trained.weights is not None
         state = {"weights": trained.weights, "class_weights": trained.theta}
@@ -158,6 +165,15 @@ class DPKLHead(ParticleHead):
         if support.device.type == "cpu" and start.streams is not None:
             return {"start": start.streams, **state}
         return self.whole({"given": start.weights(support), **state})
+
+    def _regulariser(self, draws: Sequence[Draws], n: int, unlabeled: Tensor) -> dict[str, Any]:
+        """What training needs to know of unlabelled points `[E, u, D]`: as many a step as labelled ones."""
+        u = unlabeled.shape[1]
+        orders = torch.stack([draw.orders(max(1, 500 * n // u), u) for draw in draws])
+        looks = (n + orders).flatten(1).unfold(1, min(n, u), min(n, u)).to(unlabeled.device)
+        return dict(
+            kind=SemiSupervisedTraining, alpha=self.alpha, lengthscale=self.lengthscale, looks=looks
+        )  # fmt: skip
 
     def whole(self, state: State) -> State:
         """With all of the layers, where a state knows them by the stream they began from and their moves."""

@@ -15,7 +15,7 @@ where the responsibilities look as those of even classes do, the prior holds the
 centre, else the support set gives it and the proportions are free.
 
 New points are answered one by one: softmax(τ (s + log p + log π)). The temperature τ makes the mean
-confidence in the unlabelled points what the head's own is, plus a share of the points on which both disagree.
+confidence in the unlabelled points what the head's own confidence and its agreement with the mixture suggest.
 All constants were chosen on validation classes (docs/unlabelled.md).
 """
 
@@ -41,7 +41,7 @@ COUNTS = (2.0, 100.0)  # prior counts of a class that is one of uneven, of even 
 FIRST_COUNT = 8.0  # before it is known which
 UNEVEN = 2.0  # Dirichlet concentration of uneven proportions
 EVIDENCE = 0.6  # what a responsibility counts as evidence for either: less than an observed label
-SURER = 0.4  # what share of the points on which mixture and head disagree the mixture wins
+WRONG = 1.5  # wrong answers for every point on which mixture and head disagree
 
 
 @dataclass(frozen=True)
@@ -174,12 +174,14 @@ def learn_from_unlabeled(
 
 
 def matching_temperature(logits: Tensor, log_p: Tensor, responsibilities: Tensor, steps: int = 30) -> Tensor:
-    """τ `[E, 1, 1, 1]`, by which the mean confidence is that of the head, and a little more. By bisection.
+    """τ `[E, 1, 1, 1]`, by which the mean confidence in the unlabelled points is what it should be.
 
-    `logits` `[E, u, P, C]` are to be multiplied by τ, `log_p` `[E, u, C]` are the head's answers.
+    Two guesses of the share of right answers are averaged: the head's own confidence, and how often head and
+    mixture agree. By bisection. `logits` `[E, u, P, C]` are to be multiplied by τ, `log_p` `[E, u, C]` are
+    the head's answers.
     """
-    disagree = (responsibilities.argmax(-1) != log_p.argmax(-1)).to(log_p)
-    wanted = log_p.exp().amax(-1).mean(1) + SURER * disagree.mean(1)  # E
+    disagree = (responsibilities.argmax(-1) != log_p.argmax(-1)).to(log_p).mean(1)  # E
+    wanted = (log_p.exp().amax(-1).mean(1) + 1 - WRONG * disagree) / 2
     wanted = wanted.clamp(1.05 / log_p.shape[-1], 0.999)
     low, high = torch.full_like(wanted, -5), torch.full_like(wanted, 2)
     for _ in range(steps):

@@ -208,6 +208,7 @@ class Training:
     optimizer: Optimizer = "adam"
     judged_labels: Tensor | None = None
     on_check: Callable[[int], None] | None = None
+    compiled = True  # whether C knows these steps
 
     @torch.no_grad()
     def run(self) -> Particles:
@@ -224,7 +225,7 @@ class Training:
             for step in range(epoch * an_epoch, until * an_epoch, 50):
                 stop_if_unwanted()
                 take_steps(step, min(step + 50, until * an_epoch))
-            hidden = layers.hidden_of_judged()
+            hidden = layers.hidden_of_judged()[:, : truth.shape[1]]  # unlabelled points are the last
             best.offer(predictive(answer(hidden, self.theta, judge, layers.values is not None)), truth)
             if self.on_check:
                 self.on_check(until)
@@ -249,8 +250,13 @@ class Training:
                 layered=layers.values is not None,
             )  # fmt: skip
             if gradient is not None:
+                rows, gradient = self.with_more(step, rows, gradient)
                 layers.move(rows, gradient, self.mixing.drift if similarity.joint else None)
             self.move_classes(theta_step)
+
+    def with_more(self, step: int, rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows `[E, b]` and the layers' `gradient` `[E, b, m, d]` there, with what else they descend."""
+        return rows, gradient
 
 
 class Selection:
