@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fewshot_dpkl.heads.folds import draw_folds, each_fold, weigh
 from fewshot_dpkl.heads.logistic import LogisticRegressionHead
 from fewshot_dpkl.heads.means import COMMON_DIMENSIONS, ClassMeans, Geometry, class_means, geometry
 from fewshot_dpkl.heads.training.particle import predictive
+from fewshot_dpkl.heads.unlabelled import OF_UNLABELED, learnt_with, with_unlabeled
 
 LEARNT = 7.5
 """What the learnt embedding's log-probabilities are multiplied by at one shot, before any fold is seen."""
@@ -67,6 +68,7 @@ class CalibratedDPKLHead(DPKLHead):
 
     kernel: Kernel = "exact"
     folds: int = 3
+    alpha: float = field(default=0.0, init=False)  # unlabelled examples are learnt from by `unlabelled.py`
 
     @torch.no_grad()
     def fit_episodes(
@@ -74,16 +76,17 @@ class CalibratedDPKLHead(DPKLHead):
         support: Tensor,
         labels: Tensor,
         seeds: Sequence[int],
+        unlabeled: Tensor | None = None,
         validation: Validation | None = None,
         on_check: Callable[[int], None] | None = None,
     ) -> State:
-        state = super().fit_episodes(support, labels, seeds, validation, on_check)
+        state = super().fit_episodes(support, labels, seeds, validation=validation, on_check=on_check)
         points = unit(support)
         classes = class_means(points, labels)
         seen = geometry(widest(points), labels, class_means(widest(points), labels))
         weights = self._weights(support, labels, seeds, seen).to(support)
         own = feature_weights(support, labels, classes, seen)
-        return {
+        state = {
             **state,
             "temperature": weights[:, 0] * learnt_scale(classes).to(support),  # E
             "linear": weights[:, 1, None, None] * own[0],  # E C D
@@ -92,6 +95,7 @@ class CalibratedDPKLHead(DPKLHead):
             "offsets": classes.offsets,
             "known": of_class_means(points, labels, classes, seen).to(support),  # E 2
         }
+        return learnt_with(self, state, support, labels, unlabeled)
 
     def _weights(self, support: Tensor, labels: Tensor, seeds: Sequence[int], seen: Geometry) -> Tensor:
         """Of the learnt embedding and of the feature vector, `[E, 2]` in float64, by folds and prior."""
@@ -113,13 +117,14 @@ class CalibratedDPKLHead(DPKLHead):
         return weigh(scores, labels, folds >= 0, centre, DEVIATIONS)
 
     def whole(self, state: State) -> State:
-        kept = {key: state[key] for key in ("temperature", *OF_FEATURES)}
+        kept = {key: state[key] for key in ("temperature", *OF_FEATURES, *OF_UNLABELED) if key in state}
         return {**super().whole(state), **kept}
 
     def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         learnt = super().particle_log_proba_episodes(state, query)  # E q P C
         own = unit(query) @ state["linear"].transpose(-1, -2) + state["intercepts"][:, None]  # E q C
-        return (state["temperature"][:, None, None, None] * learnt + own[:, :, None]).log_softmax(-1)
+        by_particle = (state["temperature"][:, None, None, None] * learnt + own[:, :, None]).log_softmax(-1)
+        return with_unlabeled(state, query, by_particle)
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         return predictive(self.particle_log_proba_episodes(state, query))

@@ -44,6 +44,12 @@ EVIDENCE = 0.6  # what a responsibility counts as evidence for either: less than
 WRONG = 1.5  # wrong answers for every point on which mixture and head disagree
 
 
+OF_UNLABELED = tuple(
+    f"unlabeled_{part}" for part in ("centre", "factor", "directions", "log_shares", "temperature")
+)
+"""What a state holds of unlabelled examples."""
+
+
 @dataclass(frozen=True)
 class Space:
     """Where cosines are taken: x → unit(x) - centre, with the metric P = (I + BᵀB)⁻¹ = I - HᵀH.
@@ -164,13 +170,8 @@ def learn_from_unlabeled(
     similarity = fit.space.place(unlabeled) @ fit.directions.mT + fit.log_shares  # E u C
     logits = similarity[:, :, None] + by_particle  # E u P C
     temperature = matching_temperature(logits, log_p, fit.responsibilities)
-    return {
-        "unlabeled_centre": fit.space.centre,
-        "unlabeled_factor": fit.space.factor,
-        "unlabeled_directions": fit.directions,
-        "unlabeled_log_shares": fit.log_shares,
-        "unlabeled_temperature": temperature,
-    }
+    learnt = (fit.space.centre, fit.space.factor, fit.directions, fit.log_shares, temperature)
+    return dict(zip(OF_UNLABELED, learnt, strict=True))
 
 
 def matching_temperature(logits: Tensor, log_p: Tensor, responsibilities: Tensor, steps: int = 30) -> Tensor:
@@ -199,6 +200,6 @@ def with_unlabeled(state: State, query: Tensor, by_particle: Tensor) -> Tensor:
     """
     if "unlabeled_directions" not in state:
         return by_particle
-    space = Space(state["unlabeled_centre"], state["unlabeled_factor"])
-    similarity = space.place(query) @ state["unlabeled_directions"].mT + state["unlabeled_log_shares"]
-    return (state["unlabeled_temperature"] * (similarity[:, :, None] + by_particle)).log_softmax(-1)
+    centre, factor, directions, log_shares, temperature = (state[name] for name in OF_UNLABELED)
+    similarity = Space(centre, factor).place(query) @ directions.mT + log_shares  # E q C
+    return (temperature * (similarity[:, :, None] + by_particle)).log_softmax(-1)
