@@ -61,6 +61,8 @@ def test_the_page_holds_every_head_and_the_figures_of_the_paper(results, tmp_pat
         assert text.count(f"\n| {head} |") >= 4
     assert text.count("64.96 ± 0.62") == 1
     assert "30 episodes (seed 4" in text
+    best = max((results[Cell("CUB", 5, 1, head)]["accuracy"], head) for head in COMPARED)
+    assert f"| CUB | the best of our heads | **{100 * best[0]:.1f}** ({best[1]}) |" in text
     draw(results, TASKS, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"reliability.png", "shots.png"}
 
