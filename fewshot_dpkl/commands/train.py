@@ -167,7 +167,7 @@ def main() -> None:
         "dataset": base.dataset,
         "split": "base",
         "method": arguments.method,
-        "preprocessing": {"resize": resize, "crop": crop, "mirror": True, "corners": 0.8},
+        "preprocessing": {"resize": resize, "crop": crop, "mirror": True},
         "seed": arguments.seed,
         "start": history,
         "command": command_line(int(os.environ.get("WORLD_SIZE", "1"))),
