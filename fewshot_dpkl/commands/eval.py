@@ -10,7 +10,7 @@
 Prints accuracy with its 95 % interval (1.96 σ / √episodes), negative log-likelihood, calibration error and
 the difference to the first head, paired by episode; below, Brier score, accuracy on the 80 % of queries the
 head is surest of, mean entropy of right and wrong answers. docs/evaluation.md defines them. The same seed
-gives the same episodes and results.
+gives the same episodes and results. F.npz is a file of features, see fewshot-dpkl extract.
 """
 
 from __future__ import annotations

@@ -123,3 +123,19 @@ def test_no_pictures_get_a_sentence_of_their_own(task):
     for nothing in ([], (), np.array([]), np.zeros((0, 8, 8, 3), np.uint8)):
         with pytest.raises(ValueError, match="there are no pictures; give at least one"):
             classifier.predict(nothing)
+
+
+def test_the_default_head_says_what_is_unfamiliar_and_so_does_what_was_saved(task, tmp_path):
+    paths, labels, query, _ = task
+    classifier = FewShotClassifier(tiny()).fit(paths, labels)
+    strange = classifier.unfamiliarity(query)
+    assert strange.shape == (len(query),)
+    assert ((strange >= 0) & (strange <= 1)).all()
+    for share in (0.05, 0.5, 1.0):
+        refused = classifier.predict(query, unknown=share) == "none of these"
+        assert refused.tolist() == (strange > 1 - share).tolist()
+    classifier.save(tmp_path / "c.safetensors")
+    loaded = FewShotClassifier.load(tmp_path / "c.safetensors", tiny())
+    assert np.array_equal(loaded.unfamiliarity(query), strange)
+    with pytest.raises(ValueError, match="the head logreg cannot say how unfamiliar a picture is"):
+        FewShotClassifier(tiny(), "logreg").fit(paths, labels).predict(query, unknown=0.05)
