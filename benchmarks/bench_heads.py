@@ -5,11 +5,11 @@
 
 Times (a) reference loops, one episode at a time in plain PyTorch (benchmarks/reference.py): the paper's
 algorithm as it stands, and with the choices of our heads that make a step cheaper (κ every 25 steps, a block
-of frequencies in each); (b) our heads, DPKL and DBLR also as on a machine without a C compiler; (c) what a
-user would pick instead: scikit-learn's logistic regression and nearest neighbour, episode by episode. All
-take turns in several rounds, so that a machine that is slow for a while is slow for all. Then how the time of
-DPKL grows with each size, what several processes gain over threads, and how far its training step is from the
-machine's measured matrix-product rate. Writes bench_heads.json and .png.
+of frequencies in each); (b) our heads, DPKL also as on a machine without a C compiler; (c) what a user would
+pick instead: scikit-learn's logistic regression and nearest neighbour, episode by episode. All take turns in
+several rounds, so that a machine that is slow for a while is slow for all, and every rival runs with the
+number of threads (BLAS and torch) that is its fastest, one or all, found out first. Then memory, what threads
+gain, and how the time of DPKL grows with each size. Writes bench_heads.json and .png.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 from tqdm import tqdm
 
@@ -54,17 +54,22 @@ OURS: dict[str, Callable[[], Head]] = {
     **{name: partial(make_head, name) for name in HEADS if name not in ("dpkl", "bnn")},
 }
 UNCOMPILED = ", no compiler"  # behind the names of heads
-OURS |= {name + UNCOMPILED: OURS[name] for name in ("dpkl", "dpkl, exact kernel", "dblr")}
-RIVAL_OF = {  # reference loop or library: which of our heads it is compared with
-    "reference dpkl": "dpkl",
-    "reference dpkl, our choices": "dpkl",
-    "reference dpkl, exact kernel": "dpkl, exact kernel",
-    "reference dpkl, exact kernel, our choices": "dpkl, exact kernel",
-    "reference dblr": "dblr",
-    "reference cosine": "cosine",
-    "scikit-learn logistic regression": "dpkl",
-    "scikit-learn 1-NN": "nn",
-}
+OURS |= {name + UNCOMPILED: OURS[name] for name in ("dpkl", "dpkl, exact kernel", "dblr", "blr")}
+LOGISTIC = "scikit-learn logistic regression"
+COMPARED = [  # rival and head: how many times the rival's time is the head's
+    ("reference dpkl", "dpkl"),
+    ("reference dpkl, our choices", "dpkl"),
+    ("reference dpkl, exact kernel", "dpkl, exact kernel"),
+    ("reference dpkl, exact kernel, our choices", "dpkl, exact kernel"),
+    ("reference dblr", "dblr"),
+    ("reference blr", "blr"),
+    ("reference cosine", "cosine"),
+    *(
+        (LOGISTIC, head)
+        for head in ("dpkl", "dpkl, exact kernel", "dblr", "blr", "dpkl-calibrated", "logreg")
+    ),
+    ("scikit-learn 1-NN", "nn"),
+]
 SWEEPS: dict[str, list[int]] = {
     "episodes in a batch": [1, 4, 12, 24, 48],
     "features D": [100, 400, 1600, 3200],
@@ -94,8 +99,9 @@ def rivals() -> dict[str, Callable[..., np.ndarray | Tensor]]:
         "reference dpkl, exact kernel": reference.dpkl,
         "reference dpkl, exact kernel, our choices": cheaper,
         "reference dblr": partial(reference.dpkl, embeddings=1),
+        "reference blr": reference.blr,
         "reference cosine": reference.cosine,
-        "scikit-learn logistic regression": logistic,
+        LOGISTIC: logistic,
         "scikit-learn 1-NN": neighbour,
     }
 
@@ -111,31 +117,30 @@ def compiler(wanted: bool) -> Iterator[None]:
     compiled.forget()
 
 
-class PeakMemory:
-    """Megabytes of this process and its workers at their highest, shared pages counted once (Linux)."""
-
-    def __enter__(self) -> PeakMemory:
-        self.megabytes, self.done = 0.0, threading.Event()
-        self.thread = threading.Thread(target=self._watch)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        self.thread.join()
-
-    def _watch(self) -> None:
-        while not self.done.wait(0.1):
-            processes = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
-            self.megabytes = max(self.megabytes, sum(map(_proportional_megabytes, processes)))
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Of torch and of every BLAS."""
+    before = torch.get_num_threads()
+    with threadpool_limits(number):
+        torch.set_num_threads(number)
+        yield
+    torch.set_num_threads(before)
 
 
-def _proportional_megabytes(process: int | None) -> float:
-    try:
-        text = Path(f"/proc/{process}/smaps_rollup").read_text()
-    except OSError:  # not Linux, or gone
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("Pss:")), 0.0)
+def peak_memory(path: Path, cores: int) -> float:
+    """Megabytes at the highest of a process that evaluates all heads, with full batches on every core."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_evaluate_all, (path, cores))
+
+
+def _evaluate_all(path: Path, cores: int) -> float:
+    torch.set_num_threads(cores)
+    features = FeatureSet.load(path)
+    heads = {name: make_head(name) for name in HEADS if name != "bnn"}
+    episodes = cores * max(head.episodes_at_once for head in heads.values())
+    evaluate(heads, features, EpisodeSampler(features), episodes)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def time_ours(
@@ -144,14 +149,6 @@ def time_ours(
     """Seconds that one of our heads takes for some episodes, through `evaluate`, and its accuracies."""
     result = evaluate({"head": head}, features, sampler, episodes)["head"]
     return result.seconds, result.accuracy
-
-
-def peak_memory(features: FeatureSet) -> float:
-    """Megabytes of `evaluate` with DPKL, a full batch on every core; apart, because looking slows it down."""
-    episodes = DPKLHead.episodes_at_once * torch.get_num_threads()
-    with PeakMemory() as memory:
-        evaluate({"dpkl": DPKLHead(epochs=20)}, features, EpisodeSampler(features), episodes)
-    return memory.megabytes
 
 
 def time_rival(
@@ -175,15 +172,24 @@ def take_turns(
     """Seconds an episode and accuracy of all heads and rivals, over rounds of other episodes each."""
     reference.warm_up()
     turns: dict[str, list[tuple[float, np.ndarray]]] = {}
+    fastest: dict[str, int] = {}  # threads of a rival
     for seed in range(rounds):
         sampler = EpisodeSampler(features, seed=seed)
         for name, make in OURS.items():
-            with compiler(wanted=not name.endswith(UNCOMPILED)):
-                turns.setdefault(name, []).append(time_ours(make(), features, sampler, episodes))
+            slow = name.endswith(UNCOMPILED)
+            with compiler(wanted=not slow):
+                number = min(8 * torch.get_num_threads(), episodes) if slow else episodes
+                turns.setdefault(name, []).append(time_ours(make(), features, sampler, number))
             done()
         for name, function in rivals().items():
-            number = few if name.startswith("reference d") else min(8 * few, episodes)  # the others are fast
-            turns.setdefault(name, []).append(time_rival(function, features, sampler, number))
+            number = few if name.startswith("reference d") else min(16 * few, episodes)  # the others are fast
+            run = partial(time_rival, function, features, sampler)
+            if name not in fastest:
+                short = partial(function, epochs=2) if name.startswith("reference") else function
+                trial = partial(time_rival, short, features, sampler)
+                settings = sorted({1, torch.get_num_threads()})
+                fastest[name] = min(settings, key=lambda n, run=trial: _with_threads(n, run, few)[0])  # type: ignore[misc]
+            turns.setdefault(name, []).append(_with_threads(fastest[name], run, number))
             done()
     rows = {}
     for name, results in turns.items():
@@ -191,27 +197,24 @@ def take_turns(
         total = sum(map(len, accuracy))
         mean = float(np.concatenate(accuracy).mean())
         rows[name] = {"seconds": sum(seconds) / total, "accuracy": mean, "episodes": total}
+        rows[name]["threads"] = fastest.get(name, torch.get_num_threads())
     return rows
 
 
+def _with_threads(number: int, run: Callable[[int], Any], episodes: int) -> Any:
+    with threads(number):
+        return run(episodes)
+
+
 def compare_workers(features: FeatureSet, episodes: int) -> dict[str, float]:
-    """Seconds an episode of DPKL on all cores, by what the cores are given."""
+    """Seconds an episode of DPKL, by what the cores are given."""
     table = torch.as_tensor(features.features.astype(np.float32))
     cores = torch.get_num_threads()
-    size = episodes // cores
-    batches = list(EpisodeSampler(features).batches(range(episodes), size))
+    batches = list(EpisodeSampler(features).batches(range(episodes), episodes // cores))
     work = partial(score_head, DPKLHead(), table)
-
-    def python_threads() -> None:
-        torch.set_num_threads(1)
-        with ThreadPoolExecutor(cores) as pool:
-            list(pool.map(work, batches))
-        torch.set_num_threads(cores)
-
     ways: dict[str, Callable[[], Any]] = {
-        f"{cores} processes": lambda: list(on_every_core(work, batches, cores)),
-        f"{cores} Python threads": python_threads,
-        f"{cores} threads in each operation": lambda: list(map(work, batches)),
+        "1 thread": lambda: list(on_every_core(work, batches, 1)),
+        f"{cores} threads": lambda: list(on_every_core(work, batches, cores)),
     }
     return {name: timed(run) / episodes for name, run in ways.items()}
 
@@ -240,27 +243,6 @@ def sweep(what: str, value: int) -> float:
     return start + 9.9 * max(ten - start, 0.0)
 
 
-def roofline() -> dict[str, float]:
-    """The machine's matrix-product rate on one core, and what DPKL's training step makes of it."""
-    a = torch.rand(768, 768)
-    rate = max(2 * 768**3 / timed(lambda: a @ a) for _ in range(20))
-    n, m, b, d, k, block = 25, 10, 5, 128, 50, 128  # 5-way 5-shot, minibatch 5, one block of frequencies
-    points = m * b + k  # embedded points and class weights
-    products = (
-        m * b * n * d  # from gradients to the values at all support points
-        + m * b * b * d  # their mean squares
-        + (n * n * m * d + m * m * n * d + m * k * d) / 25  # distances between particles, once in 25 steps
-        + 2 * points * d * block  # phases and back
-        + 3 * b * k * 2 * block  # kernel and back, to both sides
-        + m * m * b * d  # κ between layers
-        + 2 * m * k * d  # κ between class weights, and their drift
-    )
-    sizes = (24, 400, 5, 5, 10)
-    seconds = (fit_seconds(*sizes, epochs=25) - fit_seconds(*sizes, epochs=5)) / 100  # 20 epochs of 5 steps
-    flops = 2 * products / seconds
-    return {"peak_gflops": rate / 1e9, "dpkl_gflops": flops / 1e9, "share": flops / rate}
-
-
 def timed(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
@@ -269,20 +251,23 @@ def timed(function: Callable[[], Any]) -> float:
 
 def report(document: dict[str, Any]) -> str:
     rows = document["heads"]
-    lines = [f"{'':<44}{'ms/episode':>12}{'accuracy %':>12}{'episodes':>10}   times our head"]
+    lines = [f"{'':<44}{'ms/episode':>12}{'threads':>9}{'accuracy %':>12}{'episodes':>10}"]
     for name, row in rows.items():
-        line = f"{name:<44}{1e3 * row['seconds']:>12.1f}{100 * row['accuracy']:>12.1f}{row['episodes']:>10}"
-        if name in RIVAL_OF:
-            line += f"   {row['seconds'] / rows[RIVAL_OF[name]]['seconds']:.3g} × {RIVAL_OF[name]}"
-        lines.append(line)
-    roof = document["roofline"]
-    lines.append(f"training steps of dpkl and dblr: {'compiled' if document['compiled'] else 'by torch'}")
-    lines.append(f"peak memory of dpkl, workers included: {document['peak_memory_mb']:.0f} MB")
-    lines.append(
-        f"one core: matrix products {roof['peak_gflops']:.0f} GFLOP/s, a DPKL step "
-        f"{roof['dpkl_gflops']:.1f} GFLOP/s ({100 * roof['share']:.0f} % of peak)"
-    )
-    lines += [f"{name}: {1e3 * seconds:.0f} ms/episode" for name, seconds in document["workers"].items()]
+        lines.append(
+            f"{name:<44}{1e3 * row['seconds']:>12.2f}{row['threads']:>9}{100 * row['accuracy']:>12.1f}"
+            f"{row['episodes']:>10}"
+        )
+    lines.append("")
+    for rival, head in COMPARED:
+        times = rows[rival]["seconds"] / rows[head]["seconds"]
+        lines.append(
+            f"{head:<22}{1 / times:>8.3f} times the time of {rival}, which takes {times:.3g} times its"
+        )
+    lines.append(f"steps and answers: {'compiled' if document['compiled'] else 'by torch'}")
+    lines.append(f"peak memory of all heads in one process: {document['peak_memory_mb']:.0f} MB")
+    lines += [
+        f"dpkl, {name}: {1e3 * seconds:.1f} ms/episode" for name, seconds in document["workers"].items()
+    ]
     return "\n".join(lines)
 
 
@@ -300,7 +285,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         labels = [f"{duration(row['seconds'])}, {100 * row['accuracy']:.1f} %" for _, row in mine]
         bars.bar_label(drawn, labels, padding=4, fontsize=8)
     bars.set_yticks(range(len(rows)), [row[0] for row in rows])
-    bars.set(xscale="log", xlabel="milliseconds an episode (accuracy beside it)", title="All cores")
+    bars.set(xscale="log", xlabel="milliseconds an episode (accuracy beside it)")
     bars.set_xlim(right=1000 * max(1e3 * row[1]["seconds"] for row in rows))
     bars.legend(loc="lower right", frameon=False)
     places = [grid[i, j] for i in range(2) for j in range(2, 5)]
@@ -310,7 +295,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel=what, ylabel="ms an episode, one core")
         axis.set_xticks([int(x) for x in times], list(map(str, times)), fontsize=8)
         axis.minorticks_off()
-        axis.set_ylim(5, 5000)
+        axis.set_ylim(1, 1000)
         axis.grid(alpha=0.3)
     axis = figure.add_subplot(places[5])
     workers = document["workers"]
@@ -328,7 +313,7 @@ def duration(seconds: float) -> str:
 
 
 def kind_of(name: str) -> str:
-    return name.split()[0] if name in RIVAL_OF else "ours"
+    return name.split()[0] if name.startswith(("reference", "scikit-learn")) else "ours"
 
 
 def main() -> None:
@@ -336,7 +321,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--features", type=Path, default=SHIPPED)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--episodes", type=int, default=192, help="of our heads in a round")
     parser.add_argument("--reference-episodes", type=int, default=1, help="of the reference loops in a round")
     parser.add_argument("--quick", action="store_true", help="few episodes, two points a sweep")
@@ -345,7 +330,7 @@ def main() -> None:
     features = FeatureSet.load(arguments.features)
     rounds, episodes = (1, 8) if arguments.quick else (arguments.rounds, arguments.episodes)
     growth = {what: values[:2] if arguments.quick else values for what, values in SWEEPS.items()}
-    total = rounds * (len(OURS) + len(RIVAL_OF)) + sum(map(len, growth.values())) + 3
+    total = rounds * (len(OURS) + len(rivals())) + sum(map(len, growth.values())) + 2
     with tqdm(total=total, disable=not sys.stderr.isatty(), leave=False) as bar:
 
         def done(value: Any = None) -> Any:
@@ -353,8 +338,8 @@ def main() -> None:
             return value
 
         heads = take_turns(features, rounds, episodes, arguments.reference_episodes, done)
-        memory = done(peak_memory(features))
-        workers = done(compare_workers(features, 4 * torch.get_num_threads()))  # few: the last way is slow
+        memory = done(peak_memory(arguments.features, torch.get_num_threads()))
+        workers = done(compare_workers(features, 8 * torch.get_num_threads() if arguments.quick else 96))
         cores = torch.get_num_threads()
         torch.set_num_threads(1)
         times = {
@@ -367,7 +352,6 @@ def main() -> None:
             "peak_memory_mb": memory,
             "workers": workers,
             "growth": times,
-            "roofline": done(roofline()),
         }
     print(report(document))
     with atomic_path(arguments.out / "bench_heads.json") as path:

@@ -145,6 +145,52 @@ def dpkl(
         return torch.stack(probabilities(normalize(query, dim=-1), *kept, frequencies)).mean(0)
 
 
+def blr(
+    support: Tensor,
+    labels: Tensor,
+    query: Tensor,
+    seed: int,
+    *,
+    particles: int = 10,
+    epochs: int = 100,
+    batch_size: int = 5,
+    learning_rate: float = 1e-3,
+    prior: float = 1e-3,
+) -> Tensor:
+    """Bayesian logistic regression by SVGD on one episode; class probabilities of the queries `[q, C]`."""
+    n, features = support.shape
+    classes, draws = int(labels.max()) + 1, Draws(seed)
+    thetas = list(draws.normal(particles, classes, features).to(support) / features**0.5)
+    x, y = normalize(support, dim=-1), one_hot(labels, classes)
+    optimise = torch.optim.Adam(thetas, lr=learning_rate)
+    best, kept = (math.inf, math.inf), thetas
+    for epoch, order in enumerate(draws.orders(epochs, n)):
+        for batch in order.split(batch_size):
+            scores = []
+            for theta in thetas:
+                theta.requires_grad_()
+                right = ((x[batch] @ theta.T).log_softmax(-1) * y[batch]).sum()
+                log_posterior = n / len(batch) * right - prior * theta.square().sum()
+                scores += torch.autograd.grad(log_posterior, theta)
+            with torch.no_grad():
+                flat = flatten(thetas)
+                kappa, h = particle_kernel(flat)
+                repulsion = 2 / h * (kappa[:, :, None] * (flat[:, None] - flat[None])).sum(1)
+                direction = (kappa @ flatten(scores) + repulsion) / particles
+                for theta, row in zip(thetas, direction, strict=True):
+                    theta.grad = -row.view_as(theta)
+            optimise.step()
+        if (epoch + 1) % 10 == 0 or epoch + 1 == epochs:
+            with torch.no_grad():
+                mean = torch.stack([(x @ theta.T).softmax(-1) for theta in thetas]).mean(0)
+                error = float((mean.argmax(-1) != labels).float().mean())
+                loss = -float((mean * y).sum(-1).log().mean())
+            if (error, loss) < best:
+                best, kept = (error, loss), [theta.detach().clone() for theta in thetas]
+    q = normalize(query, dim=-1)
+    return torch.stack([(q @ theta.T).softmax(-1) for theta in kept]).mean(0)
+
+
 def warm_up() -> None:
     """Let torch import what its optimisers need, which takes seconds and belongs to no episode."""
     torch.optim.SGD([torch.zeros(1)], lr=0.1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import reference
-from fewshot_dpkl import CosineHead, DBLRHead, DPKLHead
+from fewshot_dpkl import BLRHead, CosineHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.heads.training.draws import Draws, Start, uniform_weights
@@ -255,6 +255,15 @@ def test_head_agrees_with_the_reference_loop(kernel, embeddings):
     head = DPKLHead(kernel=kernel, frequencies=64, span=False, **settings)
     v = head._similarity(x).frequencies if kernel == "rff" else None
     theirs = reference.dpkl(x, y, xq, 3, frequencies=v, **settings)
+    ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_blr_agrees_with_the_reference_loop():
+    x, y, xq = (torch.tensor(a) for a in task(dimension=40)[:3])
+    x, xq = x.double(), xq.double()
+    head = BLRHead(particles=4, epochs=15, learning_rate=3e-3)
+    theirs = reference.blr(x, y, xq, 3, particles=4, epochs=15, learning_rate=3e-3)
     ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
