@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
 from fewshot_dpkl.commands import classify, cli, eval
+from tests.conftest import ROOT
 from tests.picture_files import make_folder
 
 
@@ -71,3 +75,29 @@ def test_results_are_written_before_they_are_printed(tmp_path, monkeypatch):
     monkeypatch.setattr(eval, "text", text)
     monkeypatch.setattr(sys, "argv", ["eval", "--head", "nn", "--episodes", "2", "--out", str(tmp_path)])
     eval.main()
+
+
+def test_a_killed_evaluation_leaves_no_process_and_nothing_half_written(tmp_path):
+    command = [sys.executable, "-m", "fewshot_dpkl", "eval", "--head", "nn", "--episodes", "1000000"]
+    arguments = ["--out", "out", "--report", "r.html", "--threads", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(command + arguments, start_new_session=True, env=environment, cwd=tmp_path)
+        for _ in range(2)
+    ]
+    end = time.monotonic() + 60
+    while min(cpu_seconds(process.pid) for process in started) < 5 and time.monotonic() < end:
+        time.sleep(0.05)  # until they are past their imports
+    for process, how in zip(started, (signal.SIGKILL, signal.SIGTERM), strict=True):
+        assert process.poll() is None
+        process.send_signal(how)
+        assert process.wait(30) != 0
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # nobody is left of its group
+    assert list(tmp_path.iterdir()) == []
+
+
+def cpu_seconds(process: int) -> float:
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
