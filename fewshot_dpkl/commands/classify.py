@@ -2,6 +2,7 @@
 
     fewshot-dpkl classify --support birds/ --query new/ --head dpkl-calibrated --head nn
     fewshot-dpkl classify --support birds/ --backbone torchvision:resnet18 --save birds.safetensors
+    fewshot-dpkl classify --support birds/ --query new/ --unlabeled more/ --transductive --suggest 5
     fewshot-dpkl classify --model birds.safetensors --query photo.jpg --unknown 0.05 --out answers.csv
 
 The support folder holds one folder of pictures per class: birds/<class>/*.jpg. Where the query folder has
@@ -24,6 +25,7 @@ from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, hint
 from fewshot_dpkl.data import Found, read_query, read_support
 from fewshot_dpkl.files import user_cache
 from fewshot_dpkl.heads import DEFAULT_HEAD
+from fewshot_dpkl.heads.suggest import suggest
 from fewshot_dpkl.pictures.answers import NONE_OF_THESE, NOT_SURE, Answers, hints, shown, table, write
 from fewshot_dpkl.pictures.classifier import check_share, unfamiliarity
 from fewshot_dpkl.pictures.embedding import embed
@@ -54,6 +56,21 @@ def parse() -> argparse.Namespace:
         metavar="NAME",
         help=f"one of: {', '.join(HEADS)}; can be repeated; or all, without bnn (default: {DEFAULT_HEAD})",
     )
+    add(
+        "--unlabeled",
+        type=Path,
+        nargs="+",
+        metavar="DIR|FILE",
+        default=[],
+        help="pictures of these classes without labels, to learn from too",
+    )
+    add("--transductive", action="store_true", help="learn from the pictures to classify, too")
+    add(
+        "--suggest",
+        type=int,
+        metavar="N",
+        help="also name the N pictures of --query whose labels would teach the most",
+    )
     add("--save", type=Path, metavar="FILE", help="keep the fitted classifier (.safetensors)")
     add(
         "--threshold",
@@ -80,6 +97,12 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError("--save keeps one head; give one --head, or save each in a run of its own")
     if arguments.save and arguments.save.suffix != ".safetensors":
         raise ValueError(f"--save is {arguments.save}; expected a name that ends in .safetensors")
+    if arguments.model and (arguments.unlabeled or arguments.transductive):
+        raise ValueError("--model has learnt already; fit again with --support to learn from more pictures")
+    if not arguments.query and (arguments.transductive or arguments.suggest is not None):
+        raise ValueError("--transductive and --suggest are about the pictures to classify; give --query")
+    if arguments.suggest is not None and arguments.suggest < 1:
+        raise ValueError(f"--suggest is {arguments.suggest}; give a number of pictures from 1 on")
     if not arguments.query and not arguments.save:
         raise ValueError("there is nothing to do; give pictures with --query or a file with --save")
     check_share("--threshold", arguments.threshold)
@@ -104,7 +127,9 @@ def main() -> None:
         backbone, classifiers = on_device(loaded.backbone_, device), {loaded.head_.name: loaded}
     else:
         backbone = on_device(find_backbone(arguments.backbone or DEFAULT_BACKBONE), device)
-        classifiers = fit(backbone, heads_of(arguments), arguments.support, cache)
+        paths = arguments.unlabeled + arguments.query * arguments.transductive
+        unlabeled = read_unlabeled(backbone, paths, cache) if paths else None
+        classifiers = fit(backbone, heads_of(arguments), arguments.support, cache, unlabeled)
     if arguments.save:
         next(iter(classifiers.values())).save(arguments.save)
         print(f"wrote {arguments.save}")
@@ -113,6 +138,8 @@ def main() -> None:
         if arguments.out:
             write(arguments.out, answers)
         print(table(answers))
+        if arguments.suggest is not None:
+            print(suggestions(next(iter(classifiers.values())), query, arguments.suggest, backbone, cache))
         for sentence in hints(answers):
             hint(sentence)
     if backbone.name == DEFAULT_BACKBONE:
@@ -123,10 +150,35 @@ def on_device(backbone: Backbone, device: Any) -> Backbone:
     return backbone.to(device) if isinstance(backbone, nn.Module) else backbone
 
 
+def read_unlabeled(backbone: Backbone, paths: Sequence[Path], cache: Path | None) -> np.ndarray:
+    """Features of pictures without labels; what cannot be read is left out by name."""
+    found = read_query(paths)
+    features, refused = embed(backbone, found.paths, cache, progress=True)
+    name_left_out(found, refused)
+    return features
+
+
+def suggestions(
+    classifier: FewShotClassifier, query: Found, count: int, backbone: Backbone, cache: Path | None
+) -> str:
+    """The pictures to label next, one a line."""
+    features, refused = embed(backbone, query.paths, cache)
+    read = [path for index, path in enumerate(query.paths) if index not in refused]
+    best = suggest(classifier.head_, features, min(count, len(read)))
+    return "\n".join(["", "label these next:", *(f"  {shown(read[index])}" for index in best)])
+
+
 def fit(
-    backbone: Backbone, heads: Sequence[str], folder: Path, cache: Path | None
+    backbone: Backbone,
+    heads: Sequence[str],
+    folder: Path,
+    cache: Path | None,
+    unlabeled: np.ndarray | None = None,
 ) -> dict[str, FewShotClassifier]:
-    """A classifier of each head, all on the same features; what cannot be read is left out by name."""
+    """A classifier of each head, all on the same features; what cannot be read is left out by name.
+
+    Heads that learn from pictures without labels are given the features of such.
+    """
     classifiers = {head: FewShotClassifier(backbone, make_head(head).name, cache) for head in heads}
     found = read_support(folder)
     features, refused = embed(backbone, found.paths, cache, progress=True)
@@ -139,7 +191,8 @@ def fit(
             "its folder"
         )
     for classifier in classifiers.values():
-        classifier.fit_features(features, kept)
+        learns = make_head(str(classifier.head)).learns_from_unlabeled
+        classifier.fit_features(features, kept, unlabeled if learns else None)
     return classifiers
 
 

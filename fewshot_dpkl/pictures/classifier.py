@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fewshot_dpkl.heads import DEFAULT_HEAD, Head, load_head, make_head
 from fewshot_dpkl.heads.saved import description as head_description
+from fewshot_dpkl.heads.suggest import suggest
 from fewshot_dpkl.pictures.answers import NONE_OF_THESE, NOT_SURE
 from fewshot_dpkl.pictures.decoding import Picture, PictureError
 from fewshot_dpkl.pictures.embedding import PREPARATION, Backbone, embed, find_backbone
@@ -84,8 +85,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         super().set_params(**parameters)
         return self
 
-    def fit(self, pictures: Pictures, labels: ArrayLike) -> FewShotClassifier:
-        """Learn from n pictures and their n labels of any type."""
+    def fit(
+        self, pictures: Pictures, labels: ArrayLike, unlabeled: Pictures | None = None
+    ) -> FewShotClassifier:
+        """Learn from n pictures and their n labels of any type.
+
+        `unlabeled` are further pictures, of these classes or mostly so, whose labels nobody has given: they
+        teach most where there are few labels. The head must be one that learns from such.
+        """
         pictures, y = as_list(pictures), np.asarray(labels)
         self._check()
         if len(pictures) != len(y):
@@ -99,14 +106,18 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
                 raise PictureError(f"class {lost[0]!r} has no picture that can be read; give it at least one")
             warnings.warn(f"left out {_listed(pictures, refused)}", stacklevel=2)
             y = y[kept]
-        return self.fit_features(features, y)
+        if unlabeled is None or not len(unlabeled):
+            return self.fit_features(features, y)
+        return self.fit_features(features, y, self._embed(as_list(unlabeled))[0])
 
-    def fit_features(self, X: ArrayLike, labels: ArrayLike) -> FewShotClassifier:
-        """Learn from features `X` `[n, D]` that `embed` made before."""
+    def fit_features(
+        self, X: ArrayLike, labels: ArrayLike, unlabeled: ArrayLike | None = None
+    ) -> FewShotClassifier:
+        """Learn from features `X` `[n, D]` that `embed` made before, and from `unlabeled` ones `[u, D]`."""
         self._check()
         self.backbone_ = self._backbone()
         head: Head = make_head(self.head) if isinstance(self.head, str) else clone(self.head)
-        self.head_ = head.fit(X, labels)
+        self.head_ = head.fit(X, labels) if unlabeled is None else head.fit(X, labels, unlabeled)
         self.classes_ = self.head_.classes_
         return self
 
@@ -149,6 +160,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             if unknown is not None:
                 answers[np.array(read)[unfamiliarity(self.head_, features) > 1 - unknown]] = NONE_OF_THESE
         return answers
+
+    def suggest(self, pictures: Pictures, count: int = 5) -> np.ndarray:
+        """The numbers `[count]` of the pictures whose labels would teach the most, the best first."""
+        check_is_fitted(self, "head_")
+        features = self.embed(pictures)
+        read = np.flatnonzero(np.isfinite(features).all(1))
+        return read[suggest(self.head_, features[read], count)]
 
     def score(self, pictures: Pictures, labels: Sequence[Any], sample_weight: Any = None) -> float:
         """The share of right answers; what is not answered is not right."""

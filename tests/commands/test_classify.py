@@ -231,3 +231,30 @@ def test_unfamiliar_pictures_are_none_of_these(classify, birds, monkeypatch):
     assert [float(row["unfamiliarity"]) for row in rows] == [0.2, 0.97] * 6
     assert "none of these" not in classify("--head", "centroid", "--unknown", "0.01").stdout
     assert_refused(classify("--head", "centroid", "--unknown", "5"), "--unknown is 5.0")
+
+
+def test_pictures_without_labels_teach_the_heads_that_can(classify, birds):
+    def answers(*options):
+        result = classify("--head", "centroid", "--head", "nn", "--out", birds / "a.csv", *options)
+        assert result.returncode == 0, result.stderr
+        rows = read(birds / "a.csv")
+        found = {h: [row["probability"] for row in rows if row["head"] == h] for h in ("centroid", "nn")}
+        return found, result.stdout
+
+    plain, _ = answers()
+    taught, printed = answers("--transductive", "--suggest", 2)
+    again, _ = answers("--unlabeled", birds / "query")
+    assert taught["nn"] == plain["nn"]
+    assert taught["centroid"] == again["centroid"] != plain["centroid"]
+    lines = printed.splitlines()
+    named = lines[lines.index("label these next:") + 1 :][:2]
+    assert len(set(named)) == 2
+    assert all(line.startswith("  ") and line.endswith(".png") for line in named)
+
+
+def test_options_of_unlabelled_pictures_that_make_no_sense(run_script, birds):
+    for options, sentence in (
+        (("--save", birds / "a.safetensors", "--transductive"), "give --query"),
+        (("--query", birds / "query", "--suggest", 0), "from 1 on"),
+    ):
+        assert_refused(run_script("classify.py", "--support", birds / "support", *options), sentence)

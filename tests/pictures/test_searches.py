@@ -9,7 +9,8 @@ from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
-from fewshot_dpkl import CentroidHead, DPKLHead, FewShotClassifier
+from fewshot_dpkl import CentroidHead, DPKLHead, FewShotClassifier, make_head
+from fewshot_dpkl.heads.suggest import suggest
 from tests.pictures.test_classifier import QUICK, task, tiny
 
 __all__ = ["task"]  # a fixture
@@ -139,3 +140,18 @@ def test_the_default_head_says_what_is_unfamiliar_and_so_does_what_was_saved(tas
     assert np.array_equal(loaded.unfamiliarity(query), strange)
     with pytest.raises(ValueError, match="the head logreg cannot say how unfamiliar a picture is"):
         FewShotClassifier(tiny(), "logreg").fit(paths, labels).predict(query, unknown=0.05)
+
+
+def test_it_learns_from_pictures_without_labels_and_suggests_some(task):
+    paths, labels, query, _ = task
+    classifier = FewShotClassifier(tiny(), "centroid", device="cpu")
+    plain = classifier.fit(paths, labels).predict_proba(query)
+    features = classifier.embed([*paths, *query])
+    taught = classifier.fit(paths, labels, unlabeled=query)
+    n = len(paths)
+    by_hand = make_head("centroid").fit(features[:n], labels, features[n:]).predict_proba(features[n:])
+    assert taught.predict_proba(query) == pytest.approx(by_hand, abs=1e-5)
+    assert not np.allclose(by_hand, plain)
+    assert taught.suggest(query, 3).tolist() == suggest(taught.head_, features[n:], 3).tolist()
+    with pytest.raises(ValueError, match="head nn cannot learn from unlabelled examples"):
+        FewShotClassifier(tiny(), "nn").fit(paths, labels, unlabeled=query)
