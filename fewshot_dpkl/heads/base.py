@@ -38,7 +38,7 @@ class Head(ClassifierMixin, BaseEstimator):
     """
 
     name: str  # on the command line, in results and in saved files
-    episodes_at_once = 96
+    episodes_at_once = 48
     """How many episodes suit a core: more share the cost of every call, fewer stay in its cache."""
     learns_from_unlabeled = False
     """Whether `fit_episodes` and `fit` take `unlabeled` examples: `[E, u, D]` and `[u, D]`."""
