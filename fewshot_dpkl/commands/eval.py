@@ -33,15 +33,18 @@ from tqdm import tqdm
 import fewshot_dpkl
 from fewshot_dpkl import HEADS, EpisodeSampler, FeatureSet, HeadResult, evaluate, paired_difference
 from fewshot_dpkl.commands.cli import add_device_arguments, command_line, command_parser, use_device
-from fewshot_dpkl.evaluation.evaluator import by_class, paired_differences, process
+from fewshot_dpkl.evaluation.evaluator import PER_EPISODE, by_class, paired_differences, process
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.evaluation.names import readable
 from fewshot_dpkl.evaluation.report import report
-from fewshot_dpkl.evaluation.tables import FORMATS
+from fewshot_dpkl.evaluation.tables import FORMATS, unseen_rows
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.heads import find_heads
 
 COMPARED = ["nn", "dpkl", "dpkl-calibrated"]  # where nobody names a head
+ADVICE = (
+    "\nUse dpkl-calibrated; dpkl is the paper's head, nn its baseline (docs/calibration.md compares all)."
+)
 
 Setting = tuple[int, int]  # way, shot
 Results = dict[str, HeadResult]  # by head
@@ -78,7 +81,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--unseen",
         action="store_true",
-        help="also ask queries of a class outside the episode; AUROC of the top probability",
+        help="also ask queries of a class outside the episode: how well the top probability and the head's "
+        "unfamiliarity tell them from known ones",
     )
     add_unlabeled_arguments(parser)
     parser.add_argument(
@@ -157,6 +161,8 @@ def main() -> None:
         if process()[0] == 0:
             write(arguments, features, samplers, results)
             print("\n\n".join(text(setting, found, arguments) for setting, found in results.items()))
+            if not arguments.head:
+                print(ADVICE)
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -227,8 +233,6 @@ def text(setting: Setting, results: Results, arguments: argparse.Namespace) -> s
     main = [["head", "accuracy %", "NLL", "ECE", "seconds", f"difference to {first}, paired"]]
     more = [["head", "Brier", "accuracy % at 80 %", "entropy right", "entropy wrong"]]
     unseen = results[first].unseen_auroc is not None
-    if unseen:
-        more[0].append("unseen AUROC")
     unlabeled = arguments.transductive or arguments.unlabeled
     if unlabeled:
         main[0].append("unlabelled")
@@ -244,11 +248,11 @@ def text(setting: Setting, results: Results, arguments: argparse.Namespace) -> s
         row = [name, f"{figures['brier']:.4f}"]
         row.append(percent(figures["accuracy_at_80"], figures["accuracy_at_80_ci95"]))
         row += ["-" if entropy is None else f"{entropy:.3f}" for entropy in entropies]
-        if unseen:
-            row.append(f"{figures['unseen_auroc']:.3f} ± {figures['unseen_auroc_ci95']:.3f}")
         more.append(row)
     table, comment = FORMATS[arguments.table], "% " * (arguments.table == "latex")
     lines = [table(main), "", table(more)]
+    if unseen:
+        lines += ["", table(unseen_rows({name: result.summary() for name, result in results.items()}))]
     if sweeps(arguments):
         space = [""] * (arguments.table == "markdown")
         lines = [f"{comment}{setting[0]}-way {setting[1]}-shot", *space, *lines]
@@ -322,7 +326,8 @@ def episode_rows(
 ) -> list[list[object]]:
     """One row per episode and head, under a row of headings."""
     rows: list[list[object]] = []
-    figures = list(next(iter(next(iter(results.values())).values())).per_episode)
+    held = {name for found in results.values() for result in found.values() for name in result.per_episode}
+    figures = [name for name in PER_EPISODE if name in held]
     for (way, shot), found in results.items():
         for name, result in found.items():
             columns = [result.per_episode.get(figure) for figure in figures]

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     import pandas
 
 
+PER_EPISODE = (
+    "accuracy", "nll", "brier", "accuracy_at_80", "unseen_auroc", "unseen_fpr95", "unfamiliar_auroc",
+    "unfamiliar_fpr95", "refused",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, repr=False)
 class HeadResult:
     """What one head did, episode by episode; the figures are defined in `evaluation/metrics.py`.
@@ -37,7 +43,10 @@ class HeadResult:
         entropy: `[episodes, 2, 2]`, of right and of wrong answers: count, sum of entropies.
         confusion: `[episodes, way, way]`, queries of a class (row) that were given an answer (column).
         seconds: time spent in the head.
-        unseen_auroc: `[episodes]`, how well the top probability tells known from unseen classes, if asked.
+        unseen_auroc, unseen_fpr95: `[episodes]`, how well the top probability tells known from unseen
+            classes, if asked.
+        unfamiliar_auroc, unfamiliar_fpr95: the same by the head's unfamiliarity, if it has one.
+        refused: `[episodes]`, share of known queries whose unfamiliarity is above 0.95.
         saw_unlabeled: whether the head has learnt from unlabelled examples of the episodes.
 
     Examples:
@@ -59,6 +68,10 @@ class HeadResult:
     confusion: np.ndarray
     seconds: float
     unseen_auroc: np.ndarray | None = None
+    unseen_fpr95: np.ndarray | None = None
+    unfamiliar_auroc: np.ndarray | None = None
+    unfamiliar_fpr95: np.ndarray | None = None
+    refused: np.ndarray | None = None
     saw_unlabeled: bool = False
 
     def __repr__(self) -> str:
@@ -86,8 +99,7 @@ class HeadResult:
     @property
     def per_episode(self) -> dict[str, np.ndarray]:
         """The figures that have a value `[episodes]` for every episode, by name."""
-        names = ("accuracy", "nll", "brier", "accuracy_at_80", "unseen_auroc")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in PER_EPISODE if getattr(self, name) is not None}
 
     def summary(self) -> dict[str, Any]:
         """The figures of the results file; an entropy is None where there was no such answer."""
@@ -119,7 +131,7 @@ class HeadResult:
 def paired_difference(result: HeadResult, other: HeadResult, figure: str = "accuracy") -> tuple[float, float]:
     """Mean of `result` minus `other` on the same episodes, with its 95 % interval.
 
-    figure: accuracy, nll, brier, accuracy_at_80 or unseen_auroc.
+    figure: one of those with a value for every episode, see `HeadResult.per_episode`.
 
     Examples:
         >>> from fewshot_dpkl import EpisodeSampler, FeatureSet, evaluate, make_head, paired_difference
@@ -138,7 +150,7 @@ def paired_differences(results: Mapping[str, HeadResult]) -> list[dict[str, Any]
     rows = []
     for (earlier, other), (later, result) in combinations(results.items(), 2):
         row: dict[str, Any] = {"head": later, "minus": earlier}
-        for name in result.per_episode:
+        for name in (name for name in result.per_episode if name in other.per_episode):
             row[name], row[f"{name}_ci95"] = paired_difference(result, other, name)
         rows.append(row)
     return rows
@@ -220,7 +232,7 @@ def evaluate(
         start = time.perf_counter()
         at_once = batch_episodes or head.episodes_at_once
         batches = sampler.batches(share, min(at_once, max(1, -(-len(share) // workers))), unseen=unseen)
-        parts = [nothing(sampler.way, unseen)]
+        parts = [nothing(sampler.way, unseen, head.can_tell_unfamiliar)]
         for scores in on_every_core(partial(score_head, head, table), batches, workers):
             parts.append(scores)
             if progress:
@@ -233,7 +245,9 @@ def evaluate(
 
 
 @torch.no_grad()
-def run_head(head: Head, table: Tensor, batch: Episodes) -> tuple[Tensor, Tensor]:
+def run_head(
+    head: Head, table: Tensor, batch: Episodes
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Fit a head to a batch of episodes and ask it their queries.
 
     `table` `[N, D]` are the features on the device to use. The head sees the support set when it learns
@@ -242,7 +256,8 @@ def run_head(head: Head, table: Tensor, batch: Episodes) -> tuple[Tensor, Tensor
 
     Returns:
         Log-probabilities `[E, way, query, way]` of the queries and `[E, unseen, way]` of the unseen ones,
-        asked apart so that no rounding of the first depends on the second.
+        asked apart so that no rounding of the first depends on the second; if there are such, also the
+        unfamiliarities `[E, way·query]` and `[E, unseen]` of both, from a head that can tell.
     """
     episodes, way, shot = batch.support.shape
 
@@ -252,10 +267,15 @@ def run_head(head: Head, table: Tensor, batch: Episodes) -> tuple[Tensor, Tensor
     labels = torch.arange(way, device=table.device).repeat_interleave(shot).expand(episodes, -1)
     known = {"unlabeled": look_up(batch.unlabeled)} if saw_unlabeled(head, batch.unlabeled.shape[1]) else {}
     state = head.fit_episodes(look_up(batch.support), labels, batch.seeds.tolist(), **known)
-    log_p = head.log_proba_episodes(state, look_up(batch.query)).unflatten(1, (way, -1))
+    query = look_up(batch.query)
+    log_p = head.log_proba_episodes(state, query).unflatten(1, (way, -1))
     if not batch.unseen.size:
-        return log_p, log_p.new_empty(episodes, 0, way)
-    return log_p, head.log_proba_episodes(state, look_up(batch.unseen))
+        return log_p, log_p.new_empty(episodes, 0, way), None
+    unseen, unfamiliarity = look_up(batch.unseen), None
+    if head.can_tell_unfamiliar:
+        both = (head.unfamiliarity_episodes(state, points) for points in (query, unseen))
+        unfamiliarity = next(both), next(both)
+    return log_p, head.log_proba_episodes(state, unseen), unfamiliarity
 
 
 def saw_unlabeled(head: Head, number: int) -> bool:
@@ -265,13 +285,16 @@ def saw_unlabeled(head: Head, number: int) -> bool:
 
 def score_head(head: Head, table: Tensor, batch: Episodes) -> Scores:
     """`run_head`, scored."""
-    log_p, log_unseen = run_head(head, table, batch)
-    return score(log_p, log_unseen if batch.unseen.size else None, torch.as_tensor(batch.query_classes))
+    log_p, log_unseen, unfamiliarity = run_head(head, table, batch)
+    truth = torch.as_tensor(batch.query_classes)
+    return score(log_p, log_unseen if batch.unseen.size else None, truth, unfamiliarity)
 
 
-def nothing(way: int, unseen: bool) -> Scores:
+def nothing(way: int, unseen: bool, unfamiliar: bool) -> Scores:
     """The scores of no episode, for a process that has none."""
-    return score(torch.empty(0, way, 1, way), torch.empty(0, 1, way) if unseen else None)
+    log_p, log_unseen = torch.empty(0, way, 1, way), torch.empty(0, 1, way) if unseen else None
+    unfamiliarity = (torch.empty(0, way), torch.empty(0, 1)) if unseen and unfamiliar else None
+    return score(log_p, log_unseen, unfamiliarity=unfamiliarity)
 
 
 # Several processes: torch's launcher and process groups

@@ -6,6 +6,8 @@ many answers (calibration, entropies, confusions) are kept as counts and sums, t
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,18 +19,26 @@ Scores = dict[str, np.ndarray]
 """Figures by name, each with the episodes first."""
 
 
-def score(log_p: Tensor, log_unseen: Tensor | None = None, truth: Tensor | None = None) -> Scores:
+def score(
+    log_p: Tensor,
+    log_unseen: Tensor | None = None,
+    truth: Tensor | None = None,
+    unfamiliarity: tuple[Tensor, Tensor] | None = None,
+) -> Scores:
     """Score the answers to E episodes.
 
     Args:
         log_p: `[E, way, query, way]` log-probabilities; `log_p[:, c]` are of queries of class c.
         log_unseen: `[E, unseen, way]` log-probabilities of queries of a class outside the episode.
         truth: `[E, way, query]` classes of the queries, where they are others than that.
+        unfamiliarity: of the queries, `[E, way·query]`, and of the unseen ones, `[E, unseen]`.
 
     Returns:
         `accuracy`, `nll`, `brier`, `accuracy_at_80` `[E]`; `calibration` `[E, 15, 3]`; `entropy`
-        `[E, 2, 2]`; `confusion` `[E, way, way]`; with unseen queries `unseen_auroc` `[E]`. What each of
-        them is stands at the function of its name.
+        `[E, 2, 2]`; `confusion` `[E, way, way]`; with unseen queries `unseen_auroc` and `unseen_fpr95`
+        `[E]`, by the top probability; with their unfamiliarity `unfamiliar_auroc` and `unfamiliar_fpr95`, and
+        `refused`, the share of known queries above 0.95. What each of them is stands at the function of its
+        name.
     """
     way = log_p.shape[-1]
     if truth is None:
@@ -46,7 +56,12 @@ def score(log_p: Tensor, log_unseen: Tensor | None = None, truth: Tensor | None 
         "confusion": true.mT @ one_hot(answer, way),
     }
     if log_unseen is not None:
-        scores["unseen_auroc"] = auroc(top, log_unseen.cpu().double().exp().amax(-1))
+        of_unseen = log_unseen.cpu().double().exp().amax(-1)
+        scores |= {"unseen_auroc": auroc(top, of_unseen), "unseen_fpr95": fpr_at_95(top, of_unseen)}
+    if unfamiliarity is not None:
+        known, unseen = (-values.cpu().double() for values in unfamiliarity)
+        scores |= {"unfamiliar_auroc": auroc(known, unseen), "unfamiliar_fpr95": fpr_at_95(known, unseen)}
+        scores["refused"] = (known < -0.95).double().mean(1)
     return {name: values.double().numpy() for name, values in scores.items()}
 
 
@@ -95,6 +110,12 @@ def auroc(known: Tensor, unseen: Tensor) -> Tensor:
     higher = (known[:, :, None] > unseen[:, None]).double()
     level = (known[:, :, None] == unseen[:, None]).double()
     return (higher + level / 2).mean((1, 2))
+
+
+def fpr_at_95(known: Tensor, unseen: Tensor) -> Tensor:
+    """Share `[E]` of unseen queries `[E, m]` that pass where 95 % of the known `[E, n]` do (high ones)."""
+    passing = known.topk(math.ceil(0.95 * known.shape[1])).values[:, -1:]
+    return (unseen >= passing).double().mean(1)
 
 
 def expected_calibration_error(bins: np.ndarray) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 Rows = Sequence[Sequence[str]]
 
@@ -57,3 +58,16 @@ def latex(rows: Rows) -> str:
 
 
 FORMATS = {"plain": aligned, "markdown": markdown, "latex": latex}
+
+
+def unseen_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """How queries of unseen classes are told, by head: by its top probability, then by its unfamiliarity."""
+    rows = [["unseen queries", "unseen AUROC", "FPR at 95 %", "by unfamiliarity", "FPR at 95 %", "refused"]]
+    for head, figures in summaries.items():
+        row = [head]
+        for kind in ("unseen", "unfamiliar"):
+            auroc, fpr = figures.get(f"{kind}_auroc"), figures.get(f"{kind}_fpr95")
+            row.append("-" if auroc is None else f"{auroc:.3f} ± {figures[f'{kind}_auroc_ci95']:.3f}")
+            row.append("-" if fpr is None else f"{100 * fpr:.1f} %")
+        rows.append([*row, f"{100 * figures['refused']:.1f} %" if "refused" in figures else "-"])
+    return rows

@@ -79,7 +79,7 @@ def test_classes_agree_with_a_loop_over_queries(clusters):
     results = evaluate({"nn": quick("nn"), "centroid": quick("centroid")}, spoilt, sampler, 8)
     drawn = sampler.draw(range(8))
     asked, right, together, mistaken = Counter(), Counter(), Counter(), Counter()
-    log_p, _ = run_head(quick("nn"), torch.tensor(spoilt.features), drawn)
+    log_p, *_ = run_head(quick("nn"), torch.tensor(spoilt.features), drawn)
     for e in range(8):
         for c in range(3):
             for row in log_p[e, c]:
@@ -115,11 +115,11 @@ def test_no_head_sees_a_query_when_it_learns(clusters):
     batch = sampler.draw(range(2))
     for name in ("cosine", "blr", "dpkl", "logreg"):
         table = torch.tensor(clusters.features)
-        before, _ = run_head(quick(name), table, batch)
+        before, *_ = run_head(quick(name), table, batch)
         changed = table.clone()
         rows = np.setdiff1d(batch.query[:, 0], batch.support)
         changed[rows] = changed[rows].flip(0) * 3
-        after, _ = run_head(quick(name), changed, batch)
+        after, *_ = run_head(quick(name), changed, batch)
         others = ~np.isin(batch.query[:, 1:], rows)
         torch.testing.assert_close(
             after[:, 1:][torch.tensor(others)], before[:, 1:][torch.tensor(others)], atol=1e-5, rtol=0

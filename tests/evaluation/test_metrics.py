@@ -80,6 +80,22 @@ def test_equally_sure_queries_count_alike():
     scores = score(known, unseen)
     assert scores["accuracy"][0] == scores["accuracy_at_80"][0] == 0.25  # the first class is the answer
     assert scores["unseen_auroc"][0] == 0.5
+    assert scores["unseen_fpr95"][0] == 1
+
+
+def test_unfamiliarity_is_scored_beside_the_top_probability():
+    rng = np.random.default_rng(0)
+    known, unseen = rng.random((2, 40)), 0.3 + 0.7 * rng.random((2, 30))
+    log_p, log_unseen = torch.zeros(2, 4, 10, 4).log_softmax(-1), torch.zeros(2, 30, 4).log_softmax(-1)
+    scores = score(log_p, log_unseen, unfamiliarity=(torch.tensor(known), torch.tensor(unseen)))
+    for e in range(2):
+        both = np.concatenate([known[e], unseen[e]])
+        assert scores["unfamiliar_auroc"][e] == pytest.approx(
+            roc_auc_score(np.repeat([0, 1], [40, 30]), both)
+        )
+        passing = np.sort(known[e])[37]  # 38 of 40 known ones pass
+        assert scores["unfamiliar_fpr95"][e] == pytest.approx((unseen[e] <= passing).mean())
+        assert scores["refused"][e] == pytest.approx((known[e] > 0.95).mean())
 
 
 def test_certain_answers_have_finite_figures():
