@@ -92,6 +92,24 @@ def test_the_page_answers_as_the_classifier_does(serve, tmp_path):
     assert loaded.predict_proba([picture(77, (24, 24), "PNG", 1)])[0] == pytest.approx(expected)
 
 
+def test_heads_learn_from_the_pictures_to_classify_when_asked_to(serve):
+    port = serve()
+    asked = question(port, ("centroid", "nn"))
+    asked["queries"].append(add(port, picture(78, (24, 24), "PNG", 2)))
+    plain, taught = (
+        json.loads(ask(port, "POST", "/classify", json.dumps({**asked, "transductive": tick}))[2])["heads"]
+        for tick in (False, True)
+    )
+    files = [picture(10 * colour + i, (24, 24), "PNG", colour) for colour in range(3) for i in (0, 1)]
+    queries = [picture(77, (24, 24), "PNG", 1), picture(78, (24, 24), "PNG", 2)]
+    labels = ["zebra"] * 2 + ["ant"] * 2 + ["moth"] * 2
+    classifier = FewShotClassifier(BACKBONE, "centroid").fit(files, labels, unlabeled=queries)
+    expected = classifier.predict_proba(queries)[:, [2, 0, 1]]
+    assert np.array(taught["centroid"]["probabilities"]) == pytest.approx(expected, abs=1e-6)
+    assert taught["centroid"] != plain["centroid"]
+    assert taught["nn"] == plain["nn"]
+
+
 def test_it_answers_to_this_machine_and_its_own_page_alone(serve):
     port = serve()
     assert ask(port, "GET", "/")[0] == 200

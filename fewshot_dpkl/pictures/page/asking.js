@@ -47,6 +47,7 @@ async function refresh(mine, again = true) {
   const question = model ? {backbone, model: model.id, queries: ids(queries)} : {backbone, heads, queries: ids(queries),
     classes: filled.map(each => ({name: each.name, pictures: ids(each.pictures)}))};
   question.unfamiliar = share("unknown") !== null;
+  question.transductive = $("transductive").checked;
   if (!model) offerSaving(question, heads);
   if (!shown.length) return waitFor(model ? "Give a picture to classify." : "Give a picture to classify, or save the model.");
   say("Classifying …");
@@ -114,6 +115,7 @@ function csv() {
 $("csv").onclick = () => download(new Blob([csv()], {type: "text/csv"}), "answers.csv");
 $("threshold").oninput = () => { if (answered) show(); keep(); };
 $("unknown").oninput = () => changed();
+$("transductive").onchange = () => changed();
 $("again").onclick = () => { restore(null); changed(); };
 
 $("add").onclick = () => {
@@ -141,7 +143,7 @@ const stored = (mode, act) => store.then(open => open && new Promise(resolve => 
 function keep() {
   const plain = list => list.map(({file, ids}) => ({file, ids}));
   const heads = [...document.querySelectorAll("#heads input:checked")].map(input => input.value);
-  const state = {run: about.run, heads, backbone: $("backbone").value, threshold: $("threshold").value, unknown: $("unknown").value,
+  const state = {run: about.run, heads, backbone: $("backbone").value, threshold: $("threshold").value, unknown: $("unknown").value, transductive: $("transductive").checked,
     model, classes: classes.map(({name, pictures}) => ({name, pictures: plain(pictures)})), queries: plain(queries)};
   stored("readwrite", page => page.put(state, "state"));
 }
@@ -154,6 +156,7 @@ function restore(state) {
   model = state ? state.model : null;
   $("threshold").value = state ? state.threshold : 0;
   $("unknown").value = state ? state.unknown : "";
+  $("transductive").checked = Boolean(state && state.transductive);
   if (state && about.backbones.includes(state.backbone)) $("backbone").value = state.backbone;
   const heads = state ? state.heads : [about.default, "nn"];
   for (const box of document.querySelectorAll("#heads input")) box.checked = heads.includes(box.value);

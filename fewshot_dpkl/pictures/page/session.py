@@ -43,6 +43,7 @@ class Question:
     classes: list[tuple[str, list[str]]]
     queries: list[str]
     unfamiliar: bool
+    transductive: bool  # learn from the pictures to classify, too
     model: str | None
 
     @property
@@ -52,13 +53,15 @@ class Question:
     @classmethod
     def of(cls, question: Any, with_queries: bool) -> Question:
         """From JSON; raises all kinds of errors where it is something else."""
+        transductive = bool(question.get("transductive")) and not question.get("model")
         classes = question.get("classes", []) if question.get("model") else question["classes"]
         return cls(
             str(question["backbone"]),
             list(dict.fromkeys(map(str, question.get("heads", [])))),
             [(str(each["name"]).strip(), [str(key) for key in each["pictures"]]) for each in classes],
-            [str(key) for key in question["queries"]] if with_queries else [],
+            [str(key) for key in question["queries"]] if with_queries or transductive else [],
             bool(question.get("unfamiliar")),
+            transductive,
             str(question["model"]) if question.get("model") else None,
         )
 
@@ -113,8 +116,9 @@ class Session:
     def classify(self, question: Any) -> dict[str, Any]:
         """Answer `{backbone, heads, classes: [{name, pictures: [id]}], queries: [id], unfamiliar}`.
 
-        A question with `model` (see `load`) needs neither heads nor classes. The answer is `{missing: [id]}`
-        when pictures have to be added (again) first, else for each head and query the probabilities, the
+        With `transductive`, heads that can learn from the queries, too. A question with `model` (see `load`)
+        needs neither heads nor classes. The answer is `{missing: [id]}` when pictures have to be added
+        (again) first, else for each head and query the probabilities, the
         spread of the particles (standard deviation) and the entropy as a share of the largest possible one;
         if `unfamiliar` asks for it, how unfamiliar the query is, null for a head that cannot say.
         """
@@ -179,9 +183,14 @@ class Session:
             keys = [key for _, keys in asked.classes for key in keys]
             X = np.stack([self._features.values[asked.backbone, key] for key in keys])
             labels = [name for name, keys in asked.classes for _ in keys]
-            return FewShotClassifier(self._backbone(asked.backbone), head).fit_features(X, labels)
+            classifier = FewShotClassifier(self._backbone(asked.backbone), head)
+            if not taught:
+                return classifier.fit_features(X, labels)
+            more = np.stack([self._features.values[asked.backbone, key] for key in asked.queries])
+            return classifier.fit_features(X, labels, more)
 
-        return self._fitted.get((asked.backbone, head, str(asked.classes)), fit)
+        taught = asked.queries if asked.transductive and HEADS[head].learns_from_unlabeled else []
+        return self._fitted.get((asked.backbone, head, str(asked.classes), str(taught)), fit)
 
     def _checked(self, question: Any, with_queries: bool = True) -> Question:
         """The parts of a question, or a sentence that says what is wrong with it."""
