@@ -142,7 +142,7 @@ class FeatureSet:
         source.fields({"card": card}, {"card": dict})
         if "checksum" in header and seal(header, {}) != header["checksum"]:
             source.altered("the checksum of its header does not fit")
-        if "class_names" not in header:
+        if "class_names" not in header and "checksum" not in card:  # a file of another program
             check(features, labels, None, str(path))
             return cls.from_arrays(features, labels, card)
         source.fields(header, {"class_names": list[str]})
