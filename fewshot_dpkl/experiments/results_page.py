@@ -74,7 +74,8 @@ def page(
         f"    {command}",
         "",
         "`dpkl` is the paper's model, `dpkl-calibrated` the one of this toolkit "
-        "([docs/calibration.md](docs/calibration.md)).",
+        "([docs/calibration.md](docs/calibration.md)). Unseen AUROC: how well the top probability tells a query of a",
+        "class outside the episode; behind the comma, how well the head's unfamiliarity does.",
     ]
     for shot in (5, 1):
         lines += ["", f"## 5-way {shot}-shot"]
@@ -138,7 +139,9 @@ def main_table(results: Results, task: str, shot: int) -> str:
         row += [f"{found[figure]:.3f}" for figure in ("nll", "ece", "brier")]
         row += [f"{100 * found['accuracy_at_80']:.1f}"]
         row += [f"{found['entropy_right']:.2f} / {found['entropy_wrong']:.2f}"]
-        row += [f"{found['unseen_auroc']:.3f}"] + [paper.get(head, "")] * bool(paper)
+        unfamiliar = found.get("unfamiliar_auroc")
+        row += [f"{found['unseen_auroc']:.3f}" + (f", {unfamiliar:.3f}" if unfamiliar else "")]
+        row += [paper.get(head, "")] * bool(paper)
         rows.append(row)
     return markdown([columns, *rows])
 
