@@ -74,8 +74,9 @@ def page(
         f"    {command}",
         "",
         "`dpkl` is the paper's model, `dpkl-calibrated` the one of this toolkit "
-        "([docs/calibration.md](docs/calibration.md)). Unseen AUROC: how well the top probability tells a query of a",
-        "class outside the episode; behind the comma, how well the head's unfamiliarity does.",
+        "([docs/calibration.md](docs/calibration.md)).",
+        "Unseen AUROC: how well the top probability tells a query of a class outside the episode,",
+        "behind the comma how well the head's unfamiliarity does.",
     ]
     for shot in (5, 1):
         lines += ["", f"## 5-way {shot}-shot"]
