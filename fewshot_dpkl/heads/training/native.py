@@ -141,7 +141,7 @@ def steps_of(training: Training) -> Callable[[int, int], None] | None:
     from fewshot_dpkl.heads.training import layers as kinds
 
     layers, theta, similarity = training.layers, training.theta, training.similarity
-    if not training.compiled or not knows(theta, layers.points) or isinstance(training.prior_mean, Tensor):
+    if not training.compiled or not knows(theta, layers.points):
         return None
     if not can_compare(similarity, layers.values is not None) or training.optimizer != "adam":
         return None

@@ -135,8 +135,6 @@ def directions(
     mixing: Mixing,
     *,
     n: int,
-    prior: float,
-    prior_mean: Tensor | float = 0.0,
     layered: bool = True,
 ) -> tuple[Tensor | None, Tensor]:
     """Descent directions of one minibatch: in `hidden` `[E, b, m, d]`, mixed by κ, and in theta.
@@ -149,10 +147,8 @@ def directions(
         hidden: x_i w_l, `[E, b, m, d]` (points `[E, b, 1, d]` as they are if not `layered`).
         targets: `[E, b, C]` one-hot labels.
         theta: `[E, P, C, d]`.
-        mixing: of κ between the particles, with the same prior.
+        mixing: of κ between the particles, and what the prior makes of them.
         n: size of the support set, to which the log-likelihood of a minibatch is scaled.
-        prior: the log prior of what SVGD moves is -prior·|θ|², or -prior·|θ - prior_mean|².
-        prior_mean: `[E, 1, C, d]`, of the class weights.
     """
     b = hidden.shape[1]
     hidden, theta = (tensor.detach().requires_grad_() for tensor in (hidden, theta))
@@ -161,7 +157,6 @@ def directions(
     right = (log_rho * targets[:, :, None]).sum(-1)  # log ρ_y: E b P
     likelihood = right.sum() * (n / b)
     score = torch.autograd.grad(likelihood, theta, retain_graph=True)[0].flatten(2)
-    score = score + 2 * prior * prior_mean.flatten(2) if isinstance(prior_mean, Tensor) else score
     theta_step = (mixing.drift @ theta.flatten(2) - mixing.scores @ score).detach().view_as(theta)
     if not layered:
         return None, theta_step
@@ -183,7 +178,7 @@ class Training:
         orders: `[E, epochs, n]`, the order of the points in every epoch.
         judge: what the error is measured with (default: the similarity of the model).
         optimizer: of the class weights.
-        prior, prior_mean: see `directions`.
+        prior: the log prior of what SVGD moves is -prior·|θ|².
         rule, repulsion: of κ, see `particles.svgd_mixing`.
         kappa_every: steps between looks at κ.
         check_every: epochs between looks at the error (of equal errors the lower loss wins).
@@ -200,7 +195,6 @@ class Training:
     batch_size: int = 5
     learning_rate: float = 1e-3
     prior: float = 1e-3
-    prior_mean: Tensor | float = 0.0
     rule: Bandwidth = "paper"
     repulsion: float = 1.0
     kappa_every: int = 1
@@ -246,8 +240,7 @@ class Training:
             rows = self.orders[:, epoch, of_epoch * self.batch_size :][:, : self.batch_size]  # E b
             gradient, theta_step = directions(
                 layers.hidden(rows), take(targets, rows), self.theta, similarity.of_step(step + 1),
-                self.mixing, n=n, prior=self.prior, prior_mean=self.prior_mean,
-                layered=layers.values is not None,
+                self.mixing, n=n, layered=layers.values is not None,
             )  # fmt: skip
             if gradient is not None:
                 rows, gradient = self.with_more(step, rows, gradient)

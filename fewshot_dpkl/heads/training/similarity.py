@@ -35,15 +35,6 @@ class DotProduct(Similarity):
         return z[:, :, 0] @ theta.transpose(-1, -2)
 
 
-class FreeClassWeights(Similarity):
-    """The closed form for one embedding and class weights of any length: s = -|z - θ|² / 2, up to |z|²."""
-
-    normalised = False
-
-    def __call__(self, z: Tensor, theta: Tensor) -> Tensor:
-        return z[:, :, 0] @ theta.transpose(-1, -2) - theta.square().sum(-1)[:, None] / 2
-
-
 class ExactKernel(Similarity):
     """The closed form, in logarithms: with short lengthscales exp would underflow.
 

@@ -62,7 +62,7 @@ def test_directions_agree_with_autograd(kind):
         before, everything = layers.values.clone(), torch.arange(4).expand(3, -1)
         mixing = look_at_kernels(theta, layers.distances(), prior=prior)
         similarity, hidden = SIMILARITIES[kind](), layers.hidden(everything)
-        gradient, theta_step = directions(hidden, targets, theta, similarity, mixing, n=n, prior=prior)
+        gradient, theta_step = directions(hidden, targets, theta, similarity, mixing, n=n)
         layers.move(everything, gradient, None)
     torch.testing.assert_close(before - layers.values, expected[0])
     torch.testing.assert_close(theta_step, expected[1])
@@ -92,7 +92,7 @@ def test_directions_of_plain_logistic_regression_agree_with_autograd():
     log_posterior = 3 * (logits.log_softmax(-1) * targets[:, :, None]).sum() - 0.01 * theta.square().sum()
     score = torch.autograd.grad(log_posterior, theta)[0]
     with torch.no_grad():
-        mixing, settings = look_at_kernels(theta, None, prior=0.01), dict(n=12, prior=0.01, layered=False)
+        mixing, settings = look_at_kernels(theta, None, prior=0.01), dict(n=12, layered=False)
         _, ours = directions(inputs[:, :, None], targets, theta, DotProduct(), mixing, **settings)
     torch.testing.assert_close(
         ours, -svgd_direction(theta.detach().flatten(2), score.flatten(2)).view_as(theta)
