@@ -20,7 +20,7 @@ from fewshot_dpkl.heads.unlabelled import OF_UNLABELED, learnt_with, with_unlabe
 
 LEARNT = 7.5
 """What the learnt embedding's log-probabilities are multiplied by at one shot, before any fold is seen."""
-MEANS = 24.0
+MEANS = 22.0
 """The same of -|x - mean|²/2, in units of the variance between classes and with many shots."""
 LOGISTIC = 4.0
 """The same of logistic regression's logits at one shot."""
@@ -43,7 +43,7 @@ class CalibratedDPKLHead(DPKLHead):
     is a function of the number of examples and of two numbers without a scale (`means.Geometry`):
 
     - the more feature vectors have in common (mean cosine between classes), the more is to be learnt: it is
-      the prior share of the learnt embedding, and in s that of logistic regression;
+      the prior share of the learnt embedding, and its root in s that of logistic regression;
     - the more dimensions they vary in, the less can a score be chance: the temperature grows with the root.
 
     With one example of every class there are no folds, and the prior decides. There is nothing to set; the
@@ -149,7 +149,7 @@ def feature_weights(
     larger the share of logistic regression, which learns to ignore it.
     """
     logistic = LogisticRegressionHead().fit_episodes(support, labels, [])
-    share = seen.cosine.to(support)
+    share = seen.cosine.sqrt().to(support)
     of_logistic = share * LOGISTIC * classes.inverse_shot**0.25
     of_means = (1 - share) * MEANS / (1 + 2 * classes.inverse_shot) / seen.variance.to(support)
     linear = of_logistic[:, None, None] * logistic["class_weights"] + of_means[:, None, None] * classes.means
