@@ -105,6 +105,17 @@ def test_sweeps_and_unseen_queries_stand_beside_the_plain_run(features, run_scri
     assert {row["unseen_auroc"] for row in rows[16:]} == {""}
 
 
+def test_without_a_head_three_are_compared_and_one_is_advised(features, run_script):
+    small = ["--episodes", 1, "--way", 3, "--shot", 2, "--query", 2, "--unseen", "--threads", 1]
+    ran = run_script("eval_episodes.py", "--features", features, *small)
+    assert ran.returncode == 0, ran.stderr
+    tables = ran.stdout.split("\n\n")
+    for table in tables[:3]:
+        assert [row.split()[0] for row in table.splitlines()[1:]] == ["nn", "dpkl", "dpkl-calibrated"]
+    assert [len(row.split(" - ")) > 1 for row in tables[2].splitlines()[1:]] == [False, True, False]
+    assert tables[3].startswith("Use dpkl-calibrated; dpkl is the paper's head")
+
+
 def test_two_processes_give_the_result_of_one(features, run_script, tmp_path):
     script = [
         str(ROOT / "scripts" / "eval_episodes.py"),
