@@ -151,15 +151,7 @@ def train(
         "recipe": _as_json(dataclasses.asdict(recipe)),
         "processes": world,
     }
-    run = Training(backbone, classes, recipe, device or torch.device("cpu"))
-    if class_weights is not None:
-        head = run.model.head
-        if class_weights.shape != head.weight.shape:
-            raise ValueError(
-                f"the class weights to start from are {list(class_weights.shape)}, this data set needs "
-                f"{list(head.weight.shape)}; start from the weights file of the backbone, not its checkpoint"
-            )
-        head.weight.data.copy_(class_weights)
+    run = _begin(backbone, classes, recipe, device or torch.device("cpu"), class_weights)
     checkpoint = out.with_suffix(".checkpoint.safetensors")
     if resume and checkpoint.exists():
         run.load(checkpoint, card)
@@ -183,6 +175,22 @@ def train(
             if world > 1:
                 dist.barrier()
     return load_tensors(out)[1] if rank == 0 else {}
+
+
+def _begin(
+    backbone: nn.Module, classes: int, recipe: Recipe, device: torch.device, class_weights: Tensor | None
+) -> Training:
+    """A run before its first step, whose head starts from `class_weights` if there are any."""
+    run = Training(backbone, classes, recipe, device)
+    if class_weights is not None:
+        weight = run.model.head.weight
+        if class_weights.shape != weight.shape:
+            raise ValueError(
+                f"the class weights to start from are {list(class_weights.shape)}, this data set needs "
+                f"{list(weight.shape)}; start from the weights file of the backbone, not its checkpoint"
+            )
+        weight.data.copy_(class_weights)
+    return run
 
 
 def _is_best(history: list[dict[str, Any]]) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ Pictures = Sequence[Picture] | np.ndarray | Tensor
 """Pictures in a list, a batch `[N, H, W, 3]` or `[N, 3, H, W]`, an array or pandas Series of paths."""
 
 
+@dataclass(eq=False, repr=False)
 class FewShotClassifier(ClassifierMixin, BaseEstimator):
     """A head on the features of a frozen backbone, fitted on pictures.
 
@@ -60,22 +62,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         ['red', 'blue']
     """
 
-    def __init__(
-        self,
-        backbone: str | os.PathLike[str] | Backbone = "conv4-mini-imagenet",
-        head: str | Head = DEFAULT_HEAD,
-        cache: str | os.PathLike[str] | None = None,
-        *,
-        device: str | torch.device | None = None,
-        threshold: float = 0.0,
-        on_unreadable: Literal["raise", "skip"] = "raise",
-    ) -> None:
-        self.backbone = backbone
-        self.head = head
-        self.cache = cache
-        self.device = device
-        self.threshold = threshold
-        self.on_unreadable = on_unreadable
+    backbone: str | os.PathLike[str] | Backbone = "conv4-mini-imagenet"
+    head: str | Head = DEFAULT_HEAD
+    cache: str | os.PathLike[str] | None = None
+    _: KW_ONLY
+    device: str | torch.device | None = None
+    threshold: float = 0.0
+    on_unreadable: Literal["raise", "skip"] = "raise"
 
     def set_params(self, **parameters: Any) -> FewShotClassifier:
         """As scikit-learn's; `head__NAME` makes a head of the name of one."""
