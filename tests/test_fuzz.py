@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import random
-import resource
 import struct
 import zipfile
 from collections.abc import Callable
@@ -52,6 +51,9 @@ from tests.heads.test_heads import quick, task
 from tests.picture_files import picture
 from tests.pictures.test_classifier import tiny
 
+resource = pytest.importorskip("resource", reason="limits of memory are those of POSIX")
+if not Path("/proc/self/statm").exists():
+    pytest.skip("the memory of a process is read from /proc", allow_module_level=True)
 EXAMPLES = int(os.environ.get("FEWSHOT_DPKL_FUZZ", "200"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import warnings
 from contextlib import suppress
 
@@ -161,6 +160,7 @@ def test_a_file_that_is_no_picture_is_not_read_to_its_end(tmp_path):
     with film.open("wb") as file:
         file.write(b"\0\0\0\x18ftypqt  ")
         file.truncate(200 * 2**20)
+    resource = pytest.importorskip("resource", reason="limits of a process are those of POSIX")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(PictureError, match="no picture in a known format"):
         prepare(film, 8)
