@@ -17,6 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl import EpisodeSampler, FeatureSet, Head, HeadResult, evaluate, make_head, paired_difference
+from fewshot_dpkl.commands import cli
 from fewshot_dpkl.commands.eval import proportions
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.evaluation.tables import FORMATS
@@ -117,6 +119,8 @@ def main() -> None:
     parser.add_argument("--table", choices=FORMATS, default="markdown")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.rivals and not arguments.unlabeled and find_spec("easyfsl") is None:
+        raise ValueError("easyfsl is not installed; `pip install easyfsl`, or give --rivals without names")
     torch.set_num_threads(arguments.threads)
     features = FeatureSet.load(arguments.features)
     summary = {}
@@ -137,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)
