@@ -18,12 +18,12 @@ from fewshot_dpkl.heads.means import COMMON_DIMENSIONS, ClassMeans, Geometry, cl
 from fewshot_dpkl.heads.training.particle import predictive
 from fewshot_dpkl.heads.unlabelled import OF_UNLABELED, learnt_with, with_unlabeled
 
-LEARNT = 7.5
-"""What the learnt embedding's log-probabilities are multiplied by at one shot, before any fold is seen."""
-MEANS = 22.0
-"""The same of -|x - mean|²/2, in units of the variance between classes and with many shots."""
-LOGISTIC = 4.0
+LEARNT = 4.5
+"""What the learnt embedding's log-probabilities are multiplied by, before any fold is seen."""
+LOGISTIC = 10.0
 """The same of logistic regression's logits at one shot."""
+MEANS = 19.0
+"""The same of -|x - mean|²/2, in units of the variance between classes and with many shots."""
 OF_FEATURES = ("linear", "intercepts", "means", "offsets", "known")
 """In the state, what belongs to the feature vector itself."""
 DEVIATIONS = (0.3, 0.5)
@@ -43,8 +43,9 @@ class CalibratedDPKLHead(DPKLHead):
     is a function of the number of examples and of two numbers without a scale (`means.Geometry`):
 
     - the more feature vectors have in common (mean cosine between classes), the more is to be learnt: it is
-      the prior share of the learnt embedding, and its root in s that of logistic regression;
-    - the more dimensions they vary in, the less can a score be chance: the temperature grows with the root.
+      the prior share of the learnt embedding, and in s that of logistic regression;
+    - the more dimensions they vary in, the less can a score be chance: the temperature grows with the cube
+      root.
 
     With one example of every class there are no folds, and the prior decides. There is nothing to set; the
     parameters are those of `DPKLHead`.
@@ -88,7 +89,7 @@ class CalibratedDPKLHead(DPKLHead):
         own = feature_weights(support, labels, classes, seen)
         state = {
             **state,
-            "temperature": weights[:, 0] * learnt_scale(classes).to(support),  # E
+            "temperature": LEARNT * weights[:, 0],  # E
             "linear": weights[:, 1, None, None] * own[0],  # E C D
             "intercepts": weights[:, 1, None] * own[1],  # E C
             "means": classes.means,
@@ -100,7 +101,7 @@ class CalibratedDPKLHead(DPKLHead):
     def _weights(self, support: Tensor, labels: Tensor, seeds: Sequence[int], seen: Geometry) -> Tensor:
         """Of the learnt embedding and of the feature vector, `[E, 2]` in float64, by folds and prior."""
         share = seen.cosine.clamp(0.02, 0.98)
-        temperature = (seen.dimensions / COMMON_DIMENSIONS).sqrt()
+        temperature = (seen.dimensions / COMMON_DIMENSIONS) ** (1 / 3)
         centre = (torch.stack([share, 1 - share], -1) * temperature[:, None]).log()
         folds = draw_folds(labels, seeds, self.folds)
         scores = centre.new_zeros(len(labels), 2, labels.shape[1], int(labels.max()) + 1)
@@ -108,10 +109,8 @@ class CalibratedDPKLHead(DPKLHead):
             rows = episodes[:, None]
             x, y, asked = support[rows, kept], labels[rows, kept], support[rows, out]
             state = super().fit_episodes(x, y, [seeds[e] for e in episodes.tolist()])
-            classes = class_means(unit(x), y)
-            linear, intercepts = feature_weights(x, y, classes, seen.of(episodes))
-            learnt = predictive(super().particle_log_proba_episodes(state, asked))
-            learnt = learnt * learnt_scale(classes)[:, None, None]
+            linear, intercepts = feature_weights(x, y, class_means(unit(x), y), seen.of(episodes))
+            learnt = LEARNT * predictive(super().particle_log_proba_episodes(state, asked))
             own = unit(asked) @ linear.transpose(-1, -2) + intercepts[:, None]
             scores[rows, 0, out], scores[rows, 1, out] = learnt.to(scores), own.to(scores)
         return weigh(scores, labels, folds >= 0, centre, DEVIATIONS)
@@ -135,11 +134,6 @@ class CalibratedDPKLHead(DPKLHead):
         return share_more_familiar(distance_to_nearest(scores, points), state["known"])
 
 
-def learnt_scale(classes: ClassMeans) -> Tensor:
-    """What DPKL's log-probabilities are multiplied by, `[E]`: more examples are more steps of training."""
-    return LEARNT * classes.inverse_shot**0.25
-
-
 def feature_weights(
     support: Tensor, labels: Tensor, classes: ClassMeans, seen: Geometry
 ) -> tuple[Tensor, Tensor]:
@@ -149,8 +143,8 @@ def feature_weights(
     larger the share of logistic regression, which learns to ignore it.
     """
     logistic = LogisticRegressionHead().fit_episodes(support, labels, [])
-    share = seen.cosine.sqrt().to(support)
-    of_logistic = share * LOGISTIC * classes.inverse_shot**0.25
+    share = seen.cosine.to(support)
+    of_logistic = share * LOGISTIC * classes.inverse_shot.sqrt()
     of_means = (1 - share) * MEANS / (1 + 2 * classes.inverse_shot) / seen.variance.to(support)
     linear = of_logistic[:, None, None] * logistic["class_weights"] + of_means[:, None, None] * classes.means
     return linear, of_logistic[:, None] * logistic["intercepts"] - of_means[:, None] * classes.offsets / 2

@@ -11,7 +11,7 @@ from fewshot_dpkl.heads.base import one_hot
 
 COMMON_DIMENSIONS = 50.0
 """How many dimensions features vary in, to be believed before seeing a support set ..."""
-COMMON_WEIGHT = 5.0
+COMMON_WEIGHT = 4.0
 """... and how many independent pairs of examples that belief is worth."""
 
 
@@ -105,18 +105,17 @@ class Geometry:
 def geometry(points: Tensor, labels: Tensor, classes: ClassMeans) -> Geometry:
     """Of support sets of unit points `[E, n, D]`.
 
-    tr Σ² is a quarter of E [(a - b)·(c - d)]² over examples a, b, c, d of four different classes: no noise of
-    an example meets itself. Multiplied out, it is made of products between class means and examples. Below
-    four classes there is no such quadruple, and few classes make a poor estimate: it is shrunk to
-    COMMON_DIMENSIONS.
+    Take one example of every class: C vectors with Gram matrix K. Of a normal distribution, tr Σ² is
+    (m² tr S² - m (tr S)²) / ((m - 1)(m + 2)) in the mean, S being their covariance, m = C - 1 (Srivastava,
+    2005). Here is its mean over all such choices, multiplied out into products between class means and
+    examples. Few classes make a poor estimate: it is shrunk to COMMON_DIMENSIONS.
     """
     number = classes.means.shape[1]
     between = classes.means @ classes.means.transpose(-1, -2)  # E C C
     between = between - torch.diag_embed(between.diagonal(dim1=1, dim2=2))
-    pairs = number * (number - 1)
-    cosine = (between.sum((1, 2)) / pairs).clamp(0, 1)
-    variance = (1 - cosine).clamp_min(1e-6)
-    if number < 4:
+    sum_between, pairs = between.sum((1, 2)), number * (number - 1)
+    cosine, variance = (sum_between / pairs).clamp(0, 1), (1 - sum_between / pairs).clamp_min(1e-6)
+    if number < 3:
         return Geometry(cosine, torch.full_like(cosine, COMMON_DIMENSIONS))
     members = one_hot(labels, points.dtype)  # E n C
     per_class = members / classes.counts[:, None]
@@ -128,8 +127,12 @@ def geometry(points: Tensor, labels: Tensor, classes: ClassMeans) -> Geometry:
     shared = (per_class.sum(-1) * shared).sum(-1)
     rows = between.sum(-1)  # E C
     apart = rows.sum(-1).square() - 4 * rows.square().sum(-1) + 2 * between.square().sum((1, 2))  # (a·b)(c·d)
-    triples, quadruples = pairs * (number - 2), pairs * (number - 2) * (number - 3)
-    trace = (squares / pairs - 2 * shared / triples + apart / quadruples).clamp_min(0)
-    seen = number * (number - 3) / 2 / classes.inverse_shot  # independent pairs, roughly: E
+    of_all = number + squares  # Σ K_ij²
+    of_rows = number + 2 * sum_between + squares + shared  # Σ_i (Σ_j K_ij)²
+    of_sum = number**2 + 2 * number * sum_between + 2 * squares + 4 * shared + apart  # (Σ K_ij)²
+    m = number - 1
+    scatter = of_all - 2 * of_rows / number + of_sum / number**2  # m² tr S²
+    trace = ((scatter - m * variance.square()) / ((m - 1) * (m + 2))).clamp_min(0)
+    seen = (m - 1) * (m + 2) / 2 / classes.inverse_shot  # independent pairs, roughly: E
     inverse = (seen * trace / variance.square() + COMMON_WEIGHT / COMMON_DIMENSIONS) / (seen + COMMON_WEIGHT)
     return Geometry(cosine, 1 / inverse)

@@ -1,6 +1,6 @@
 """The calibrated DPKL: its support statistics, its folds, its weights and its sense of the unfamiliar."""
 
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -26,25 +26,33 @@ def points(labels, dimension=12, seed=0):
     return unit(torch.rand(shape, generator=rng, dtype=torch.float64) + labels[..., None] / 4)
 
 
-def test_geometry_is_that_of_all_quadruples_of_examples():
+def test_geometry_is_that_of_all_choices_of_one_example_per_class():
     x = points(UNEVEN)
     found = geometry(x, UNEVEN, class_means(x, UNEVEN))
     rows, y = x[0].numpy(), UNEVEN[0].numpy()
     members = [rows[y == c] for c in range(5)]
     cosine = np.mean([(members[c] @ members[d].T).mean() for c, d in permutations(range(5), 2)])
-    squares = []
-    for i, j, k, m in permutations(range(5), 4):
-        differences = [[a - b for a in members[p] for b in members[q]] for p, q in ((i, j), (k, m))]
-        squares.append(np.square(np.array(differences[0]) @ np.array(differences[1]).T).mean())
-    inverse = np.mean(squares) / 4 / (1 - cosine) ** 2
-    seen = 5 / np.mean([1 / len(of_class) for of_class in members])
-    inverse = (seen * inverse + COMMON_WEIGHT / COMMON_DIMENSIONS) / (seen + COMMON_WEIGHT)
+    traces = [np.square(np.cov(np.array(chosen).T)).sum() for chosen in product(*members)]
+    trace = (4**2 * np.mean(traces) - 4 * (1 - cosine) ** 2) / (3 * 6)
+    seen = 9 / np.mean([1 / len(of_class) for of_class in members])
+    inverse = (seen * trace / (1 - cosine) ** 2 + COMMON_WEIGHT / COMMON_DIMENSIONS) / (seen + COMMON_WEIGHT)
     assert float(found.cosine) == pytest.approx(cosine)
     assert float(found.dimensions) == pytest.approx(1 / inverse)
 
 
-def test_geometry_of_three_classes_is_what_is_believed():
-    labels = torch.tensor([[0, 1, 2, 2]])
+def test_dimensions_are_found_whatever_the_features_have_in_common():
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(40)[None]
+    for number in (20, 80):
+        spread = torch.randn(1, 40, number, generator=rng, dtype=torch.float64)
+        x = unit(torch.cat([spread / number**0.5, torch.ones(1, 40, 1)], -1))
+        found = geometry(x, labels, class_means(x, labels))
+        assert float(found.cosine) == pytest.approx(0.5, abs=0.03)
+        assert float(found.dimensions) == pytest.approx(number, rel=0.1)
+
+
+def test_geometry_of_two_classes_is_what_is_believed():
+    labels = torch.tensor([[0, 1, 1]])
     x = points(labels)
     assert float(geometry(x, labels, class_means(x, labels)).dimensions) == COMMON_DIMENSIONS
 
@@ -125,7 +133,7 @@ def test_one_example_of_every_class_leaves_the_prior_to_decide():
     rows = unit(torch.tensor(x, dtype=torch.float64))[None]
     labels = torch.arange(6)[None]
     seen = geometry(rows, labels, class_means(rows, labels))
-    expected = calibrated.LEARNT * float(seen.cosine * (seen.dimensions / COMMON_DIMENSIONS).sqrt())
+    expected = calibrated.LEARNT * float(seen.cosine * (seen.dimensions / COMMON_DIMENSIONS) ** (1 / 3))
     assert float(head.state_["temperature"]) == pytest.approx(expected, rel=1e-4)
 
 
@@ -148,7 +156,7 @@ def test_held_out_examples_raise_and_lower_the_temperature():
         seen = geometry(rows, labels, class_means(rows, labels))
         head = quick(NAME)
         found = head._weights(torch.tensor(x)[None], labels, [0], seen).sum()
-        ratios.append(float(found / (seen.dimensions / COMMON_DIMENSIONS).sqrt()))
+        ratios.append(float(found / (seen.dimensions / COMMON_DIMENSIONS) ** (1 / 3)))
     assert ratios[0] > 1 > ratios[1]
 
 
