@@ -26,8 +26,8 @@ MEANS = 19.0
 """The same of -|x - mean|²/2, in units of the variance between classes and with many shots."""
 OF_FEATURES = ("linear", "intercepts", "means", "offsets", "known")
 """In the state, what belongs to the feature vector itself."""
-DEVIATIONS = (0.3, 0.5)
-"""Of the prior on the two weights: their common size, and learnt embedding against feature vector."""
+DEVIATION = 0.3
+"""Of the prior on the logarithms of the two weights."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -113,7 +113,7 @@ class CalibratedDPKLHead(DPKLHead):
             learnt = LEARNT * predictive(super().particle_log_proba_episodes(state, asked))
             own = unit(asked) @ linear.transpose(-1, -2) + intercepts[:, None]
             scores[rows, 0, out], scores[rows, 1, out] = learnt.to(scores), own.to(scores)
-        return weigh(scores, labels, folds >= 0, centre, DEVIATIONS)
+        return weigh(scores, labels, folds >= 0, centre, DEVIATION)
 
     def whole(self, state: State) -> State:
         kept = {key: state[key] for key in ("temperature", *OF_FEATURES, *OF_UNLABELED) if key in state}

@@ -42,14 +42,12 @@ def each_fold(folds: Tensor, at_once: int) -> Iterator[Fold]:
             yield some[:, 0], kept, held.nonzero()[:, 1].view(len(some), -1)
 
 
-def weigh(
-    scores: Tensor, labels: Tensor, held: Tensor, centre: Tensor, deviations: tuple[float, float]
-) -> Tensor:
+def weigh(scores: Tensor, labels: Tensor, held: Tensor, centre: Tensor, deviation: float) -> Tensor:
     """Weights `[E, 2]` of two sets of scores, from what they say of held-out examples.
 
     The weights w maximise Σ log softmax(w_1 s_1 + w_2 s_2) of the right classes plus a normal log prior on
-    log w around `centre`, with `deviations` of their common size and of their ratio (both as lengths along
-    the diagonals). Found by Newton's method with Levenberg's damping; where nothing is held out, exp(centre).
+    log w around `centre`, with this `deviation`. Found by Newton's method with Levenberg's damping; where
+    nothing is held out, exp(centre).
 
     Args:
         scores: `[E, 2, n, C]`.
@@ -58,22 +56,22 @@ def weigh(
     """
     truth = one_hot(labels, scores.dtype)[:, None]  # E 1 n C
     counted = held[:, None, :, None].to(scores)
-    size, ratio = (deviation**-2 for deviation in deviations)
-    precision = scores.new_tensor([[size + ratio, size - ratio], [size - ratio, size + ratio]]) / 2
+    precision = deviation**-2
 
     def loss(log_weights: Tensor) -> Tensor:
         log_p = (log_weights.exp()[..., None, None] * scores).sum(1, keepdim=True).log_softmax(-1)
-        away = log_weights - centre
-        return ((away @ precision) * away).sum(-1) / 2 - (log_p * truth * counted).sum((1, 2, 3))
+        far = (log_weights - centre).square().sum(-1) * precision / 2
+        return far - (log_p * truth * counted).sum((1, 2, 3))
 
+    identity = torch.eye(2, dtype=scores.dtype, device=scores.device)
     best, lowest = centre, loss(centre)
     damping = torch.full_like(lowest, 0.1)
     for _ in range(25):
         parts = best.exp()[..., None, None] * scores  # ∂logits / ∂ log w: E 2 n C
         p = parts.sum(1, keepdim=True).softmax(-1)  # E 1 n C
-        gradient = ((p - truth) * counted * parts).sum((2, 3)) + (best - centre) @ precision
+        gradient = ((p - truth) * counted * parts).sum((2, 3)) + (best - centre) * precision
         spread = parts - (p * parts).sum(-1, keepdim=True)
-        curvature = torch.einsum("eknc,elnc->ekl", spread * p * counted, spread) + precision
+        curvature = torch.einsum("eknc,elnc->ekl", spread * p * counted, spread) + precision * identity
         damped = curvature + torch.diag_embed(damping[:, None] * curvature.diagonal(dim1=1, dim2=2))
         tried = best - torch.linalg.solve(damped, gradient).clamp(-1, 1)
         value = loss(tried)
