@@ -54,15 +54,19 @@ def test_reference_episodes_of_other_features_are_refused(tmp_path):
         study_reference.finished(path, "def")
 
 
-def test_a_cell_of_the_study_is_kept_and_its_failures_are_named(clusters, tmp_path, monkeypatch):
+def test_a_cell_of_the_study_is_kept_and_its_failures_are_named(clusters, tmp_path):
     cells = [study_calibration.cell(tmp_path, "made up", clusters, 3, 2, "nn", 4) for _ in range(2)]
     assert np.array_equal(cells[0].nll, cells[1].nll)
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr(study_calibration, "HEADS", ("nn", study_calibration.DEFAULT_HEAD))
+    heads = ("nn", study_calibration.DEFAULT_HEAD)
     worse = dataclasses.replace(cells[0], accuracy=cells[0].accuracy - 0.1, nll=cells[0].nll + 0.1)
     found = {("made up", "nn"): cells[0], ("made up", study_calibration.DEFAULT_HEAD): worse}
-    lines = study_calibration.failures(found, ["made up"], 5)
-    assert lines[0] == "made up, 5 shots: accuracy -10.00 ± 0.00 to nn"
+    lines = study_calibration.failures(found, heads, ["made up"], 5)
+    assert lines[0] == "made up, 5 shots: accuracy -10.00 ± 0.00 to `nn`"
     assert lines[1].startswith("made up, 5 shots: NLL ")
     found["made up", study_calibration.DEFAULT_HEAD] = cells[0]
-    assert [line for line in study_calibration.failures(found, ["made up"], 5) if "ECE" not in line] == []
+    lines = study_calibration.failures(found, heads, ["made up"], 5)
+    assert [line for line in lines if "ECE" not in line] == []
+    told = study_calibration.unseen_table({5: found}, heads, ["made up"]).splitlines()
+    assert told[2] == f"| unfamiliarity of `nn` | {cells[0].unfamiliar_auroc.mean():.3f} |"
+    assert told[-1] == f"| 5 shots | {100 * cells[0].refused.mean():.1f} % |"
