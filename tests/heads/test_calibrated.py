@@ -147,6 +147,18 @@ def test_uneven_classes_are_an_ordinary_case():
     )
 
 
+def test_another_order_of_examples_and_classes_changes_no_more_than_another_seed():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(5, 12))
+    x, queries = (centres.repeat(n, 0) + rng.normal(size=(5 * n, 12)) for n in (4, 10))
+    y = np.arange(5).repeat(4)
+    shuffled = [rng.permutation(len(y)) for _ in range(8)]
+    of_orders = np.stack([quick(NAME).fit(x[rows], y[rows]).predict_proba(queries) for rows in shuffled])
+    of_seeds = np.stack([quick(NAME, random_state=s).fit(x, y).predict_proba(queries) for s in range(8)])
+    assert of_orders.std(0).mean() < 1.5 * of_seeds.std(0).mean()
+    assert abs(of_orders.mean(0) - of_seeds.mean(0)).mean() < of_seeds.std(0).mean()
+
+
 def test_held_out_examples_raise_and_lower_the_temperature():
     x, given, *_ = task(shot=6)
     ratios = []
