@@ -1,35 +1,37 @@
 """Heads that learn from unlabelled examples beside easyfsl's transductive methods, on the same episodes.
 
     pip install 'fewshot-dpkl[bench]'
-    python benchmarks/bench_unlabeled.py --features F.npz --shots 1 5 --episodes 600 --out runs/unlabeled
+    python benchmarks/bench_unlabeled.py --features F.npz --shots 1 5 --episodes 600
     python benchmarks/bench_unlabeled.py --query-proportions dirichlet:2
+    python benchmarks/bench_unlabeled.py --unlabeled 30 --distractors 5
 
-The queries of an episode are its unlabelled examples. Prints accuracy, negative log-likelihood, calibration
-error and milliseconds an episode of each, and the difference in accuracy to the head without unlabelled
-examples, paired by episode. Methods of easyfsl get unit features, PT-MAP those of absolute sum one, of which
-its power transform makes unit ones (on others it fails); scores that are no probabilities go through a
-softmax, as with `use_softmax`. Writes bench_unlabeled.json.
+The queries of an episode are its unlabelled examples; with --unlabeled N they are N others of each class, and
+only our head can learn from such. Prints accuracy, negative log-likelihood, calibration error and
+milliseconds an episode of each, and two differences in accuracy, paired by episode: to the head without
+unlabelled examples, and of the head with them to each. Methods of easyfsl get unit features, PT-MAP those of
+absolute sum one, of which its power transform makes unit ones (on others it fails); scores that are no
+probabilities go through a softmax, as with `use_softmax`. What is finished is kept in --out and not run
+again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.kept import finished
 from fewshot_dpkl import EpisodeSampler, FeatureSet, Head, HeadResult, evaluate, make_head, paired_difference
 from fewshot_dpkl.commands import cli
 from fewshot_dpkl.commands.eval import proportions
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.evaluation.tables import FORMATS
-from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.heads.base import State
 
 RIVALS = ("SimpleShot", "BDCSPN", "TIM", "LaplacianShot", "PTMAP")
@@ -74,32 +76,43 @@ class Inductive(Head):
 
 
 def run(
-    features: FeatureSet, sampler: EpisodeSampler, head: str, episodes: int, rivals: Sequence[str]
+    features: FeatureSet, sampler: EpisodeSampler, head: str, episodes: int, rivals: Sequence[str], kept: str
 ) -> dict[str, HeadResult]:
-    """Results by name, the head without unlabelled examples first."""
-    heads: dict[str, Callable[[], Head]] = {
-        f"{head}, labels alone": lambda: Inductive(make_head(head)),
-        head: lambda: make_head(head),
-        **{f"easyfsl {name}": lambda name=name: Rival(name) for name in rivals},  # type: ignore[misc]
+    """Results by name, the head without unlabelled examples first; of before, from files named as `kept`."""
+    heads: dict[str, Head] = {
+        f"{head}, labels alone": Inductive(make_head(head)),
+        head: make_head(head),
+        **{f"easyfsl {name}": Rival(name) for name in rivals},
     }
-    results: dict[str, HeadResult] = {}
-    for name, make in heads.items():
-        start = time.perf_counter()
-        results |= evaluate({name: make()}, features, sampler, episodes)
-        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-    return results
+    return {
+        name: finished(
+            Path(kept.format(name.replace(" ", "-"))), partial(one, name, made, features, sampler, episodes)
+        )
+        for name, made in heads.items()
+    }
 
 
-def rows(results: dict[str, HeadResult]) -> list[list[str]]:
-    first = next(iter(results.values()))
-    table = [["", "accuracy %", "NLL", "ECE", "ms", "difference, paired"]]
+def one(name: str, head: Head, features: FeatureSet, sampler: EpisodeSampler, episodes: int) -> HeadResult:
+    result = evaluate({name: head}, features, sampler, episodes)[name]
+    print(f"{name}: {result.seconds:.0f} s", file=sys.stderr)
+    return result
+
+
+def rows(results: dict[str, HeadResult], episodes: int) -> list[list[str]]:
+    first, ours = list(results.values())[:2]
+    table = [["", "accuracy %", "NLL", "ECE", "ms", "gain over labels alone", "ours above it"]]
+
+    def difference(result: HeadResult, other: HeadResult) -> str:
+        if result is other:
+            return ""
+        mean, interval = paired_difference(result, other)
+        return f"{100 * mean:+.2f} ± {100 * interval:.2f}"
+
     for name, result in results.items():
         figures = result.summary()
-        difference, interval = paired_difference(result, first)
-        milliseconds = 1000 * result.seconds / len(result.accuracy)
         row = [name, f"{100 * figures['accuracy']:.2f} ± {100 * figures['ci95']:.2f}"]
-        row += [f"{figures['nll']:.3f}", f"{figures['ece']:.3f}", f"{milliseconds:.0f}"]
-        table.append([*row, "" if result is first else f"{100 * difference:+.2f} ± {100 * interval:.2f}"])
+        row += [f"{figures['nll']:.3f}", f"{figures['ece']:.3f}", f"{1000 * result.seconds / episodes:.0f}"]
+        table.append([*row, difference(result, first), difference(ours, result)])
     return table
 
 
@@ -111,33 +124,32 @@ def main() -> None:
     parser.add_argument("--head", default="dpkl-calibrated")
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--episodes", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--query-proportions", type=proportions, metavar="dirichlet:A")
     parser.add_argument("--unlabeled", type=int, default=0, help="N more per class, instead of the queries")
     parser.add_argument("--distractors", type=int, default=0)
     parser.add_argument("--rivals", nargs="*", default=list(RIVALS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", choices=FORMATS, default="markdown")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/unlabeled"))
     arguments = parser.parse_args()
     if arguments.rivals and not arguments.unlabeled and find_spec("easyfsl") is None:
         raise ValueError("easyfsl is not installed; `pip install easyfsl`, or give --rivals without names")
     torch.set_num_threads(arguments.threads)
     features = FeatureSet.load(arguments.features)
-    summary = {}
     for shot in arguments.shots:
         sampler = EpisodeSampler(
-            features, shot=shot, concentration=arguments.query_proportions,
+            features, shot=shot, concentration=arguments.query_proportions, seed=arguments.seed,
             transductive=not arguments.unlabeled, unlabeled=arguments.unlabeled,
             distractors=arguments.distractors,
         )  # fmt: skip
         rivals = [] if arguments.unlabeled else arguments.rivals  # theirs are the queries
-        results = run(features, sampler, arguments.head, arguments.episodes, rivals)
-        summary[shot] = {name: result.summary() for name, result in results.items()}
-        if arguments.out:
-            accuracies = {name: np.round(result.accuracy, 6).tolist() for name, result in results.items()}
-            with atomic_path(arguments.out / "bench_unlabeled.json") as path:
-                path.write_text(json.dumps({"shots": summary, f"accuracies at {shot}": accuracies}))
-        print(f"\n{shot} shot\n\n{FORMATS[arguments.table](rows(results))}\n", flush=True)
+        setting = f"{shot}shot-{arguments.unlabeled}-{arguments.distractors}-{arguments.query_proportions}"
+        setting += f"-{arguments.episodes}-seed{arguments.seed}-{features.checksum}.npz"
+        kept = f"{arguments.out / '{}'}-{setting}"
+        results = run(features, sampler, arguments.head, arguments.episodes, rivals, kept)
+        table = FORMATS[arguments.table](rows(results, arguments.episodes))
+        print(f"\n{arguments.features.stem}, {shot} shot\n\n{table}\n", flush=True)
 
 
 if __name__ == "__main__":

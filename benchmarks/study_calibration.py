@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from benchmarks.kept import finished
 from fewshot_dpkl import EpisodeSampler, FeatureSet, HeadResult, evaluate, make_head, paired_difference
-from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.heads import DEFAULT_HEAD, calibrated, means
 
 HEADS = ("nn", "centroid", "cosine", "logreg", "blr", "dblr", "dpkl", DEFAULT_HEAD)
@@ -62,14 +61,10 @@ def cell(
 ) -> HeadResult:
     """One head on one set, from `folder` if it was run before."""
     path = folder / f"{name}-{way}way-{shot}shot-{head}-{episodes}-{features.checksum}.npz"
-    if not path.exists():
-        sampler = EpisodeSampler(features, way=way, shot=shot)
-        result = evaluate({head: make_head(head)}, features, sampler, episodes, unseen=True)[head]
-        arrays = {field.name: getattr(result, field.name) for field in fields(result)}
-        with atomic_path(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, **{key: value for key, value in arrays.items() if value is not None})
-    with np.load(path) as arrays:
-        return HeadResult(**arrays)
+    sampler = EpisodeSampler(features, way=way, shot=shot)
+    return finished(
+        path, lambda: evaluate({head: make_head(head)}, features, sampler, episodes, unseen=True)[head]
+    )
 
 
 def table(results: Results, heads: Sequence[str], sets: list[str], shot: int) -> str:

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import study_calibration, study_dpkl, study_reference
-from fewshot_dpkl import DPKLHead, EpisodeSampler, evaluate
+from benchmarks import (
+    bench_unlabeled,
+    study_calibration,
+    study_dpkl,
+    study_reference,
+    study_suggest,
+    study_unlabelled,
+)
+from fewshot_dpkl import DPKLHead, EpisodeSampler, evaluate, make_head
 from tests.heads.test_heads import quick
 
 
@@ -70,3 +77,37 @@ def test_a_cell_of_the_study_is_kept_and_its_failures_are_named(clusters, tmp_pa
     told = study_calibration.unseen_table({5: found}, heads, ["made up"]).splitlines()
     assert told[2] == f"| unfamiliarity of `nn` | {cells[0].unfamiliar_auroc.mean():.3f} |"
     assert told[-1] == f"| 5 shots | {100 * cells[0].refused.mean():.1f} % |"
+
+
+def test_what_unlabelled_examples_give_is_paired_and_kept(clusters, tmp_path, monkeypatch):
+    monkeypatch.setattr(study_unlabelled, "WAY", 3)
+    monkeypatch.setattr(study_unlabelled, "QUERY", 4)
+    monkeypatch.setattr(study_unlabelled, "SETTINGS", {"queries, even": {"transductive": True}})
+    given = (tmp_path, "made up", clusters, 1, "centroid", 5, 0)
+    ((alone, taught),) = study_unlabelled.results(*given).values()
+    assert taught.saw_unlabeled
+    assert not alone.saw_unlabeled
+    sampler = EpisodeSampler(clusters, way=3, shot=1, query=4)
+    plain = evaluate({"centroid": make_head("centroid")}, clusters, sampler, 5)["centroid"]
+    assert np.array_equal(alone.accuracy, plain.accuracy)
+    monkeypatch.setattr(study_unlabelled, "one", lambda *_: pytest.fail("was run again"))
+    assert np.array_equal(study_unlabelled.results(*given)["queries, even"][1].nll, taught.nll)
+    table = bench_unlabeled.rows({"alone": alone, "ours": taught, "rival": alone}, 5)
+    assert table[2][6] == table[1][5] == ""
+    assert table[3][6] == table[2][5]
+
+
+def test_labels_needed_are_read_off_the_curve():
+    curve = np.array([0.5, 0.6, 0.8])
+    assert study_suggest.labels_for(0.7, curve, 1) == pytest.approx(12.5)
+    assert study_suggest.labels_for(0.4, curve, 1) == 5
+    assert study_suggest.labels_for(0.9, curve, 1) == np.inf
+    lines = study_suggest.plot(np.stack([curve, curve[[0, 2, 2]]]), 1).splitlines()
+    assert lines[0] == " 80.0 |   +  *"
+    assert lines[-2] == " 50.0 |*"
+
+
+def test_suggestions_begin_where_random_choice_does(clusters):
+    found = study_suggest.curves(clusters, "centroid", 4, 2, 5, seed=0)
+    assert found.shape == (2, 4)
+    assert found[0, 0] == found[1, 0]

@@ -99,6 +99,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--save is {arguments.save}; expected a name that ends in .safetensors")
     if arguments.model and (arguments.unlabeled or arguments.transductive):
         raise ValueError("--model has learnt already; fit again with --support to learn from more pictures")
+    if arguments.model and arguments.suggest is not None:
+        raise ValueError("--model does not hold the labelled pictures; give --support to --suggest others")
     if not arguments.query and (arguments.transductive or arguments.suggest is not None):
         raise ValueError("--transductive and --suggest are about the pictures to classify; give --query")
     if arguments.suggest is not None and arguments.suggest < 1:
@@ -164,7 +166,7 @@ def suggestions(
     """The pictures to label next, one a line."""
     features, refused = embed(backbone, query.paths, cache)
     read = [path for index, path in enumerate(query.paths) if index not in refused]
-    best = suggest(classifier.head_, features, min(count, len(read)))
+    best = suggest(features, classifier.labeled_, min(count, len(read)))
     return "\n".join(["", "label these next:", *(f"  {shown(read[index])}" for index in best)])
 
 

@@ -5,17 +5,17 @@ mixture of one component per class, in which labelled and unlabelled points have
 
     responsibility   r_ic ∝ π_c exp(s_ic) p_ic^β         of class c for the unlabelled point i
     similarity       s_ic = (γ / v) cos(x_i, μ_c)        v: the variance of all points
-    class direction  μ_c = Σ_labelled x + T Σ_i a_i r_ic x_i,   a_i = Σ_c r_ic p_ic
-    proportions      π_c ∝ Σ_i r_ic + a prior count
+    class direction  μ_c = Σ_labelled x + T Σ_i w_i a_i r_ic x_i,   a_i = Σ_c r_ic p_ic
+    proportions      π_c ∝ Σ_i w_i r_ic + a prior count
 
-a_i is the chance that mixture and head agree on a point: the weight of the point, low for examples of other
-classes, which the head takes for a little of everything. Cosines are those of points centred on the task and
-divided by what the support set shows of the scatter within classes. The prior counts follow from the data:
-where the responsibilities look as those of even classes do, the prior holds them even and all points give the
-centre, else the support set gives it and the proportions are free.
+a_i is the chance that mixture and head agree on a point, w_i says whether it is of the classes at all
+(`distractors.py`). Cosines are those of points centred on the task and divided by what the support set shows
+of the scatter within classes. The prior counts follow from the data: where the responsibilities look as those
+of even classes do, the prior holds them even and all points give the centre, else the support set gives it
+and the proportions are free.
 
 New points are answered one by one: softmax(τ (s + log p + log π)). The temperature τ makes the mean
-confidence in the unlabelled points what the head's own confidence and its agreement with the mixture suggest.
+confidence in the unlabelled points, each left out of its class, the share of right answers to be expected.
 All constants were chosen on validation classes (docs/unlabelled.md).
 """
 
@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
+from fewshot_dpkl.heads.distractors import weights_of_unlabeled
 
 SHARPNESS = 14.0  # γ
 HEAD = 0.7  # β
@@ -41,8 +42,9 @@ COUNTS = (2.0, 100.0)  # prior counts of a class that is one of uneven, of even 
 FIRST_COUNT = 8.0  # before it is known which
 UNEVEN = 2.0  # Dirichlet concentration of uneven proportions
 EVIDENCE = 0.6  # what a responsibility counts as evidence for either: less than an observed label
-WRONG = 1.5  # wrong answers for every point on which mixture and head disagree
-
+WRONG = 2.0  # wrong answers for every point on which mixture and head disagree, with many shots
+LEVEL, LEAD, DISAGREE = -1.75, 2.4, -1.12  # log odds of a right answer at one shot, see `expected_accuracy`
+OWN = 0.25  # weight of the head's own confidence beside them
 
 OF_UNLABELED = tuple(
     f"unlabeled_{part}" for part in ("centre", "factor", "directions", "log_shares", "temperature")
@@ -90,41 +92,51 @@ def support_space(support: Tensor, members: Tensor, everything: Tensor, centre: 
 @dataclass(frozen=True)
 class Fit:
     """What rounds of soft assignment give: `directions` `[E, C, D]`, whose product with a placed point is s,
-    `log_shares` `[E, 1, C]` log π, `responsibilities` `[E, u, C]`."""
+    `log_shares` `[E, 1, C]` log π, `responsibilities` `[E, u, C]` and `left_out` `[E, u, C]`, the s of the
+    unlabelled points to class directions that they have no part in."""
 
     space: Space
     directions: Tensor
     log_shares: Tensor
     responsibilities: Tensor
+    left_out: Tensor
 
 
 def assign(
-    support: Tensor, members: Tensor, unlabeled: Tensor, log_p: Tensor, centre: Tensor, count: Tensor
+    support: Tensor,
+    members: Tensor,
+    unlabeled: Tensor,
+    log_p: Tensor,
+    weights: Tensor,
+    centre: Tensor,
+    count: Tensor,
 ) -> Fit:
     """Soft assignment of unlabelled points `[E, u, D]`, of which the head says `log_p` `[E, u, C]`.
 
-    `centre` `[E, 1, D]` of the space and prior `count` `[E]` of a class are given.
+    `weights` w `[E, u]`, `centre` `[E, 1, D]` of the space and prior `count` `[E]` of a class are given.
     """
     space = support_space(support, members, torch.cat([support, unlabeled], 1), centre)
     labelled, points = space.place(support), space.place(unlabeled)
     mean = torch.cat([labelled, points], 1).mean(1, keepdim=True)
     variance = 1 - (mean * space.dual(mean)).sum(-1, keepdim=True)  # E 1 1
-    known = members.mT @ labelled  # E C D
+    known, sharpness = members.mT @ labelled, SHARPNESS / variance.clamp_min(1e-6)  # E C D
 
-    def directions(total: Tensor) -> Tensor:
+    def scaled(total: Tensor) -> tuple[Tensor, Tensor]:
         dual = space.dual(total)
-        length = (total * dual).sum(-1, keepdim=True).clamp_min(1e-12).sqrt()
-        return dual * (SHARPNESS / (length * variance.clamp_min(1e-6)))
+        squared = (total * dual).sum(-1).clamp_min(1e-12)  # E C
+        return dual * sharpness / squared.sqrt()[..., None], squared
 
-    towards, log_shares = directions(known), torch.zeros_like(known[:, None, :, 0])
+    (towards, _), log_shares = scaled(known), torch.zeros_like(known[:, None, :, 0])
     p = log_p.exp()
     for _ in range(ROUNDS):
         r = (points @ towards.mT + HEAD * log_p + log_shares).softmax(-1)  # E u C
-        counts = r.sum(1, keepdim=True) + count[:, None, None]
+        counts = (weights[..., None] * r).sum(1, keepdim=True) + count[:, None, None]
         log_shares = (counts / counts.sum(-1, keepdim=True)).log()
-        weighted = r * (r * p).sum(-1, keepdim=True)
-        towards = directions(known + TRUST * weighted.mT @ points)
-    return Fit(space, towards, log_shares, r)
+        part = TRUST * weights[..., None] * r * (r * p).sum(-1, keepdim=True)
+        towards, squared = scaled(known + part.mT @ points)
+    inner = points @ towards.mT * squared.sqrt()[:, None] / sharpness  # x·μ, μ's squared length
+    rest = (squared[:, None] - 2 * part * inner + part.square()).clamp_min(1e-12)
+    return Fit(space, towards, log_shares, r, sharpness * (inner - part) / rest.sqrt())
 
 
 def evenness(counts: Tensor) -> Tensor:
@@ -160,35 +172,66 @@ def learn_from_unlabeled(
     members = one_hot(labels, support.dtype)
     by_particle = answer(unlabeled).to(support)
     log_p = by_particle.logsumexp(2) - math.log(by_particle.shape[2])  # E u C
+    weights = weights_of_unlabeled(support, labels, unlabeled)
     free = CENTRING * unit(support).mean(1, keepdim=True)
     low, high = map(math.log, COUNTS)
-    first = assign(support, members, unlabeled, log_p, free, support.new_full(support.shape[:1], FIRST_COUNT))
-    even = evenness(first.responsibilities.sum(1))  # E
-    whole = unit(torch.cat([support, unlabeled], 1)).mean(1, keepdim=True)
-    centre = free + even[:, None, None] * (whole - free)
-    fit = assign(support, members, unlabeled, log_p, centre, (low + even * (high - low)).exp())
-    similarity = fit.space.place(unlabeled) @ fit.directions.mT + fit.log_shares  # E u C
-    logits = similarity[:, :, None] + by_particle  # E u P C
-    temperature = matching_temperature(logits, log_p, fit.responsibilities)
+    count = support.new_full(support.shape[:1], FIRST_COUNT)
+    first = assign(support, members, unlabeled, log_p, weights, free, count)
+    even = evenness((weights[..., None] * first.responsibilities).sum(1))  # E
+    counted = torch.cat([torch.ones_like(labels).to(weights), weights], 1)[..., None]  # E n+u 1
+    whole = (counted * unit(torch.cat([support, unlabeled], 1))).sum(1, keepdim=True)
+    centre = free + even[:, None, None] * (whole / counted.sum(1, keepdim=True) - free)
+    count = (low + even * (high - low)).exp()
+    fit = assign(support, members, unlabeled, log_p, weights, centre, count)
+    wanted = expected_accuracy(fit, log_p, weights, members.sum(1).reciprocal().mean(-1))
+    logits = (fit.left_out + fit.log_shares)[:, :, None] + by_particle  # E u P C
+    temperature = matching_temperature(logits, weights, wanted)
     learnt = (fit.space.centre, fit.space.factor, fit.directions, fit.log_shares, temperature)
     return dict(zip(OF_UNLABELED, learnt, strict=True))
 
 
-def matching_temperature(logits: Tensor, log_p: Tensor, responsibilities: Tensor, steps: int = 30) -> Tensor:
-    """τ `[E, 1, 1, 1]`, by which the mean confidence in the unlabelled points is what it should be.
+def expected_accuracy(fit: Fit, log_p: Tensor, weights: Tensor, inverse_shot: Tensor) -> Tensor:
+    """The share of right answers to expect, `[E]`, of points of which the head says `log_p` `[E, u, C]`.
 
-    Two guesses of the share of right answers are averaged: the head's own confidence, and how often head and
-    mixture agree. By bisection. `logits` `[E, u, P, C]` are to be multiplied by τ, `log_p` `[E, u, C]` are
-    the head's answers.
+    With many shots it is the mean of two guesses: the head's own confidence, and how often head and mixture
+    agree. At one shot (`inverse_shot` `[E]`) neither says much, but how far the most similar class is ahead
+    of the second does: as a share of its lead over the mean of all others, and beside what it would be if
+    similarities were normal noise. Two classes have no such second.
     """
-    disagree = (responsibilities.argmax(-1) != log_p.argmax(-1)).to(log_p).mean(1)  # E
-    wanted = (log_p.exp().amax(-1).mean(1) + 1 - WRONG * disagree) / 2
-    wanted = wanted.clamp(1.05 / log_p.shape[-1], 0.999)
+    weights = weights / weights.sum(1, keepdim=True).clamp_min(1e-12)
+    number, classes = log_p.shape[1:]
+
+    def mean(values: Tensor) -> Tensor:
+        return (weights * values).sum(1)
+
+    disagree = mean((fit.responsibilities.argmax(-1) != log_p.argmax(-1)).to(log_p))
+    own = mean(log_p.exp().amax(-1))
+    expected = (own + 1 - WRONG * disagree) / 2
+    if classes > 2:
+        best, second = (fit.left_out + fit.log_shares).topk(2).values.unbind(-1)
+        top = fit.left_out.amax(-1)
+        others = (fit.left_out.sum(-1) - top) / (classes - 1)
+        lead = mean(best - second) / mean(top - others).clamp_min(1e-6)
+        highest, next_highest = (
+            torch.special.ndtri(torch.tensor((classes - k - 0.375) / (classes + 0.25))).item() for k in (0, 1)
+        )
+        noise = (highest - next_highest) * (classes - 1) / (highest * classes)
+        rare = ((number * disagree + 1) / (number + 2)).log()
+        odds = LEVEL + LEAD * (lead - noise) / (1 - noise) + DISAGREE * rare
+        expected = expected + inverse_shot * ((1 - OWN) * odds.sigmoid() + OWN * own - expected)
+    return expected.clamp(1.05 / classes, 0.999)
+
+
+def matching_temperature(logits: Tensor, weights: Tensor, wanted: Tensor, steps: int = 30) -> Tensor:
+    """τ `[E, 1, 1, 1]`, by which the mean confidence in the unlabelled points is the `wanted` `[E]`.
+
+    By bisection. `logits` `[E, u, P, C]` are to be multiplied by τ, points have `weights` `[E, u]`.
+    """
     low, high = torch.full_like(wanted, -5), torch.full_like(wanted, 2)
     for _ in range(steps):
         middle = (low + high) / 2
-        confidence = (logits * middle.exp()[:, None, None, None]).softmax(-1).mean(2).amax(-1).mean(1)
-        below = confidence < wanted
+        confidence = (logits * middle.exp()[:, None, None, None]).softmax(-1).mean(2).amax(-1)
+        below = (weights * confidence).sum(1) < wanted * weights.sum(1)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return middle.exp()[:, None, None, None]
 

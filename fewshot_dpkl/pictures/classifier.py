@@ -111,7 +111,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         self.backbone_ = self._backbone()
         head: Head = make_head(self.head) if isinstance(self.head, str) else clone(self.head)
         self.head_ = head.fit(X, labels) if unlabeled is None else head.fit(X, labels, unlabeled)
-        self.classes_ = self.head_.classes_
+        self.classes_, self.labeled_ = self.head_.classes_, np.asarray(X)
         return self
 
     def embed(self, pictures: Pictures) -> np.ndarray:
@@ -155,11 +155,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return answers
 
     def suggest(self, pictures: Pictures, count: int = 5) -> np.ndarray:
-        """The numbers `[count]` of the pictures whose labels would teach the most, the best first."""
+        """The numbers `[count]` of the pictures whose labels would teach the most, the best first.
+
+        They are compared with the pictures that `fit` was given, which a saved file does not hold.
+        """
         check_is_fitted(self, "head_")
+        if not hasattr(self, "labeled_"):
+            raise ValueError("a loaded classifier does not hold the pictures it was fitted on; fit it again")
         features = self.embed(pictures)
         read = np.flatnonzero(np.isfinite(features).all(1))
-        return read[suggest(self.head_, features[read], count)]
+        return read[suggest(features[read], self.labeled_, count)]
 
     def score(self, pictures: Pictures, labels: Sequence[Any], sample_weight: Any = None) -> float:
         """The share of right answers; what is not answered is not right."""

@@ -258,3 +258,5 @@ def test_options_of_unlabelled_pictures_that_make_no_sense(run_script, birds):
         (("--query", birds / "query", "--suggest", 0), "from 1 on"),
     ):
         assert_refused(run_script("classify.py", "--support", birds / "support", *options), sentence)
+    options = ("--model", birds / "a.safetensors", "--query", birds / "query", "--suggest", 2)
+    assert_refused(run_script("classify.py", *options), "--model does not hold the labelled pictures")

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.mixture import GaussianMixture
 
 from fewshot_dpkl import HEADS, load_head
+from fewshot_dpkl.heads import unlabelled
 from fewshot_dpkl.heads.base import unit
+from fewshot_dpkl.heads.distractors import two_groups, weights_of_unlabeled
 from fewshot_dpkl.heads.training import variance
 from fewshot_dpkl.heads.training.layers import FreeLayers
 from fewshot_dpkl.heads.training.particle import Mixing, embed
@@ -115,33 +118,92 @@ def test_even_and_uneven_counts_are_told_apart():
     assert even[2] < 0.05
 
 
-def test_distractors_weigh_less_than_examples_of_the_classes():
-    """With as many distractors as examples the class directions stay nearer to those without."""
-    x, y, unlabeled, _, yq = semi_task(shot=5, spread=0.5)
+def mixture(spread, strange=0, shot=5):
+    """Support set, classes, unlabelled points (`strange` distractors last) and what logreg says of them."""
+    x, y, unlabeled, _, truth = semi_task(shot=shot, spread=spread)
     rng = np.random.default_rng(1)
-    strange = np.abs(rng.exponential(size=30) + 0.5 * rng.normal(size=(80, 30))).astype(np.float32)
-    head = quick("logreg").fit(x, y)
-    log_p = torch.tensor(head.predict_log_proba(np.concatenate([unlabeled, strange])), dtype=torch.float32)[
-        None
-    ]
-    support, members = torch.tensor(x)[None], torch.nn.functional.one_hot(torch.tensor(y))[None].float()
-    both = torch.tensor(np.concatenate([unlabeled, strange]))[None]
-    fit = assign(support, members, both, log_p, torch.zeros(1, 1, 30), torch.tensor([8.0]))
-    weight = (fit.responsibilities * log_p.exp()).sum(-1)[0]
-    assert weight[80:].mean() < 0.7 * weight[:80].mean()
-    assert (fit.responsibilities[0, :80].argmax(-1).numpy() == yq).mean() > 0.9
+    noise = np.abs(rng.exponential(size=30) + spread * rng.normal(size=(strange, 30))).astype(np.float32)
+    points = np.concatenate([unlabeled, noise])
+    log_p = quick("logreg").fit(x, y).predict_log_proba(points)
+    arrays = (x, y, points, log_p.astype(np.float32))
+    return (*(torch.tensor(array)[None] for array in arrays), truth)
+
+
+def test_distractors_weigh_less_than_examples_of_the_classes():
+    support, labels, points, log_p, truth = mixture(0.5, strange=80)
+    weights = weights_of_unlabeled(support, labels, points)
+    assert weights[0, 80:].mean() < 0.3 * weights[0, :80].mean()
+    assert weights_of_unlabeled(support, labels, points[:, :80]).min() > 0.9
+    members, count = torch.nn.functional.one_hot(labels).float(), torch.tensor([8.0])
+    fit = assign(support, members, points, log_p, weights, torch.zeros(1, 1, 30), count)
+    assert (fit.responsibilities[0, :80].argmax(-1).numpy() == truth).mean() > 0.9
+
+
+def test_points_that_weigh_nothing_are_as_good_as_not_there():
+    support, labels, points, log_p, _ = mixture(0.5, strange=40, shot=1)
+    members, count, centre = torch.nn.functional.one_hot(labels).float(), torch.tensor([8.0]), torch.zeros(30)
+    weights = torch.cat([torch.ones(1, 80), torch.zeros(1, 40)], 1)
+    both = assign(support, members, points, log_p, weights, centre[None, None], count)
+    alone = assign(
+        support, members, points[:, :80], log_p[:, :80], weights[:, :80], centre[None, None], count
+    )
+    placed = both.space.place(points)[0]
+    found = [torch.nn.functional.normalize(fit.directions[0], dim=-1) for fit in (both, alone)]
+    assert (found[0] * found[1]).sum(-1).min() > 0.999  # only the variance of all points knows of them
+    torch.testing.assert_close(both.left_out[0, 80:], placed[80:] @ both.directions[0].T)
+
+
+def test_distances_of_two_groups_are_told_apart():
+    """Against scikit-learn's mixture with one common variance."""
+    rng = np.random.default_rng(0)
+    d = np.concatenate([rng.normal(1, 0.1, 300), rng.normal(1.5, 0.1, 100)])
+    start = torch.tensor([[0.9], [1.5], [0.01], [0.0]])
+    chance, share = two_groups(torch.tensor(d[None], dtype=torch.float32), *start)
+    expected = GaussianMixture(2, covariance_type="tied", means_init=[[1.0], [1.5]]).fit(d[:, None])
+    nearer = expected.predict_proba(d[:, None])[:, 0]
+    np.testing.assert_allclose(chance[0], nearer, atol=0.12)
+    assert float(share) == pytest.approx(0.25, abs=0.02)
+
+
+def test_left_out_points_have_no_part_in_their_class():
+    """A point's similarity to a class mean of all others, in the given weights, by a loop over points."""
+    support, labels, points, log_p, _ = mixture(0.8)
+    support, points, log_p = support.double(), points.double(), log_p.double()
+    members, centre = torch.nn.functional.one_hot(labels).double(), 0.5 * support.mean(1, keepdim=True) / 9
+    weights, count = torch.linspace(0.2, 1, 80).double()[None], torch.tensor([8.0]).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unlabelled, "ROUNDS", 1)
+        fit = assign(support, members, points, log_p, weights, centre, count)
+    placed, known = fit.space.place(points)[0], members[0].T @ fit.space.place(support)[0]
+    part = 3 * weights[0, :, None] * fit.responsibilities[0]
+    part = part * (fit.responsibilities[0] * log_p[0].exp()).sum(-1, keepdim=True)
+    whole = known + part.T @ placed
+    length = (whole * fit.space.dual(whole[None])[0]).sum(-1).sqrt()
+    sharpness = (fit.directions[0] * whole).sum(-1) / length
+    for i in (0, 33, 79):
+        rest = known + (part.T @ placed) - part[i][:, None] * placed[i]
+        dual = fit.space.dual(rest[None])[0]
+        expected = sharpness * (dual @ placed[i]) / (rest * dual).sum(-1).sqrt()
+        torch.testing.assert_close(fit.left_out[0, i], expected)
 
 
 def test_temperature_gives_the_confidence_that_is_wanted():
     draw = torch.Generator().manual_seed(0)
-    logits = 5 * torch.randn(2, 50, 1, 4, generator=draw)
-    log_p = torch.randn(2, 50, 4, generator=draw).log_softmax(-1)
-    responsibilities = logits[:, :, 0].softmax(-1)
-    tau = matching_temperature(logits, log_p, responsibilities)
-    disagree = (responsibilities.argmax(-1) != log_p.argmax(-1)).float().mean(1)
-    wanted = ((log_p.exp().amax(-1).mean(1) + 1 - 1.5 * disagree) / 2).clamp(1.05 / 4)
-    found = (tau * logits).softmax(-1).mean(2).amax(-1).mean(1)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+    logits, weights = 5 * torch.randn(2, 50, 1, 4, generator=draw), torch.rand(2, 50, generator=draw)
+    wanted = torch.tensor([0.4, 0.9])
+    tau = matching_temperature(logits, weights, wanted)
+    found = (tau * logits).softmax(-1).mean(2).amax(-1)
+    torch.testing.assert_close((weights * found).sum(1) / weights.sum(1), wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("way", [2, 3, 8])
+def test_more_right_answers_are_expected_of_easier_tasks(way):
+    expected = []
+    for spread in (0.3, 1.0, 3.0):
+        x, y, points, _, _ = semi_task(way=way, spread=spread, dimension=200)
+        answers = quick("centroid").fit(x, y, points).predict_proba(points)
+        expected.append(answers.max(1).mean())
+    assert expected[0] > expected[1] > expected[2]
 
 
 def test_posterior_variance_is_that_of_the_mean_embeddings():

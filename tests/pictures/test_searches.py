@@ -142,7 +142,7 @@ def test_the_default_head_says_what_is_unfamiliar_and_so_does_what_was_saved(tas
         FewShotClassifier(tiny(), "logreg").fit(paths, labels).predict(query, unknown=0.05)
 
 
-def test_it_learns_from_pictures_without_labels_and_suggests_some(task):
+def test_it_learns_from_pictures_without_labels_and_suggests_some(task, tmp_path):
     paths, labels, query, _ = task
     classifier = FewShotClassifier(tiny(), "centroid", device="cpu")
     plain = classifier.fit(paths, labels).predict_proba(query)
@@ -152,6 +152,9 @@ def test_it_learns_from_pictures_without_labels_and_suggests_some(task):
     by_hand = make_head("centroid").fit(features[:n], labels, features[n:]).predict_proba(features[n:])
     assert taught.predict_proba(query) == pytest.approx(by_hand, abs=1e-5)
     assert not np.allclose(by_hand, plain)
-    assert taught.suggest(query, 3).tolist() == suggest(taught.head_, features[n:], 3).tolist()
+    assert taught.suggest(query, 3).tolist() == suggest(features[n:], features[:n], 3).tolist()
+    taught.save(tmp_path / "taught.safetensors")
+    with pytest.raises(ValueError, match="does not hold the pictures it was fitted on"):
+        FewShotClassifier.load(tmp_path / "taught.safetensors", tiny()).suggest(query, 3)
     with pytest.raises(ValueError, match="head nn cannot learn from unlabelled examples"):
         FewShotClassifier(tiny(), "nn").fit(paths, labels, unlabeled=query)
