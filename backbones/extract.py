@@ -36,8 +36,8 @@ class Extractor(nn.Module):
     out, values are divided by 255 and normalised with `mean` and `std`. With `mirror` the features are the
     mean of those of a picture and of its mirror image. With `corners`, a share of the side such as 0.8, half
     of the weight goes to the mean over the four corners of the picture, each cut out with that share of the
-    side and enlarged again: five looks for five times the time. Wrap any module of your own:
-    `Extractor(module, resize=256, crop=224, card={"backbone": "mine"})`.
+    side: five looks for five times the time. The module sees `side` × `side` pixels of every look (default:
+    `crop`). Wrap a module of your own: `Extractor(module, resize=256, crop=224, card={"backbone": "mine"})`.
 
     Attributes:
         name: what `load_backbone` finds it by, or the name of the module on its card.
@@ -56,12 +56,13 @@ class Extractor(nn.Module):
         card: dict[str, Any] | None = None,
         mirror: bool = False,
         corners: float | None = None,
+        side: int | None = None,
     ) -> None:
         super().__init__()
         if corners is not None and not 0 < corners < 1:
             raise ValueError(f"corners is {corners}; expected a share of the side, such as 0.8")
         self.module = module.eval().requires_grad_(False)
-        self.resize, self.crop = resize, crop
+        self.resize, self.crop, self.side = resize, crop, side or crop
         self.mean, self.std, self.mirror, self.corners = tuple(mean), tuple(std), mirror, corners
         self.card = {"backbone": type(module).__name__, **(card or {}), "preprocessing": self.preprocessing}
         self.name = self.card["backbone"]
@@ -69,8 +70,14 @@ class Extractor(nn.Module):
     @property
     def preprocessing(self) -> dict[str, Any]:
         colours = {"mean": list(self.mean), "std": list(self.std)}
-        corners = {"corners": self.corners} if self.corners else {}
-        return {"resize": self.resize, "crop": self.crop, **colours, "mirror": self.mirror, **corners}
+        looks = {"corners": self.corners} if self.corners else {}
+        looks |= {"side": self.side} if self.side != self.crop else {}
+        return {"resize": self.resize, "crop": self.crop, **colours, "mirror": self.mirror, **looks}
+
+    def like(self, module: nn.Module | None = None, **changes: Any) -> Extractor:
+        """The same looks through another module, or other looks (`mirror`, `corners`, `resize`, …)."""
+        given = {"card": self.card, **self.preprocessing, **changes}
+        return Extractor(self.module if module is None else module, **given)
 
     @cached_property
     def identity(self) -> str:
@@ -102,17 +109,19 @@ class Extractor(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """uint8 pictures `[B, crop, crop, 3]` to float32 features `[B, D]`."""
         whole = normalise(pictures, self.mean, self.std)  # B 3 crop crop
-        features = self._looks(whole)
+        features = self._look(whole)
         if self.corners:
-            side = round(self.corners * self.crop)
-            ends = slice(0, side), slice(self.crop - side, self.crop)
+            cut = round(self.corners * whole.shape[2])
+            ends = slice(0, cut), slice(whole.shape[2] - cut, None)
             corners = (whole[:, :, rows, columns] for rows in ends for columns in ends)
-            enlarged = (F.interpolate(corner, size=self.crop, mode="bilinear") for corner in corners)
-            features = features / 2 + sum(map(self._looks, enlarged)) / 8
+            features = features / 2 + sum(map(self._look, corners)) / 8
         return features
 
-    def _looks(self, pictures: Tensor) -> Tensor:
+    def _look(self, pictures: Tensor) -> Tensor:
         """Features `[B, D]` of normalised pictures `[B, 3, H, W]`, and of their mirror images if asked."""
+        smaller = pictures.shape[2] > self.side
+        if pictures.shape[2] != self.side:
+            pictures = F.interpolate(pictures, size=self.side, mode="bilinear", antialias=smaller)
         if self.mirror:
             return (self._features(pictures) + self._features(pictures.flip(3))) / 2
         return self._features(pictures)
@@ -176,9 +185,11 @@ def _from_file(path: Path) -> Extractor:
     module.load_state_dict(found)
     card.setdefault("name", path.stem)
     prepared = card["preprocessing"]
-    looks = {"mirror": prepared.get("mirror", False), "corners": prepared.get("corners")}
-    source.fields(looks, {"mirror": bool, "corners": float | None})
-    if not 16 <= prepared["crop"] <= prepared["resize"] <= 4096:
+    looks = {name: prepared.get(name) for name in ("corners", "side")} | {
+        "mirror": prepared.get("mirror", False)
+    }
+    source.fields(looks, {"mirror": bool, "corners": float | None, "side": int | None})
+    if not 16 <= (looks["side"] or prepared["crop"]) <= prepared["crop"] <= prepared["resize"] <= 4096:
         source.altered(f"it wants {prepared['crop']} of {prepared['resize']} pixels")
     return Extractor(module, prepared["resize"], prepared["crop"], card=card, **looks)
 
@@ -288,10 +299,7 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
 
 def fold(extractor: Extractor) -> Extractor:
     """The same extractor, faster: batch normalisation folded into the convolutions, channels-last."""
-    module = fold_batch_norm(extractor.module)
-    size, colours = (extractor.resize, extractor.crop), (extractor.mean, extractor.std)
-    fast = Extractor(module, *size, *colours, mirror=extractor.mirror, corners=extractor.corners)
-    return fast.to(memory_format=torch.channels_last)
+    return extractor.like(fold_batch_norm(extractor.module)).to(memory_format=torch.channels_last)
 
 
 def extract_features(

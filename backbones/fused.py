@@ -20,11 +20,12 @@ class _NormPool(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, gamma: Tensor, beta: Tensor, eps: float, relu: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = torch.ops.aten.batch_norm_update_stats(z, None, None, 0.0)  # of this batch alone
+        unused = torch.zeros_like(gamma), torch.zeros_like(gamma)  # their type is that of the moments
+        mean, var = torch.ops.aten.batch_norm_update_stats(z, *unused, 0.0)  # of this batch alone
         std_inverse = (var + eps).rsqrt()
         pooled, winners = F.max_pool2d(z, 2, return_indices=True)  # B C H/2 W/2
         scale = gamma * std_inverse
-        out = (pooled * _per_channel(scale)).add_(_per_channel(beta - mean * scale))
+        out = (pooled * _per_channel(scale, z)).add_(_per_channel(beta - mean * scale, z))
         if relu:
             out.relu_()
         ctx.relu = relu
@@ -37,16 +38,16 @@ class _NormPool(torch.autograd.Function):
         z, winners, pooled, out, gamma, mean, std_inverse = ctx.saved_tensors
         count = z.numel() // z.shape[1]
         grad = torch.ops.aten.threshold_backward(grads[0], out, 0) if ctx.relu else grads[0]  # B C H/2 W/2
-        grad_beta = grad.sum((0, 2, 3))
-        grad_gamma = ((grad * pooled).sum((0, 2, 3)) - mean * grad_beta) * std_inverse
+        grad_beta = grad.sum((0, 2, 3), dtype=gamma.dtype)
+        grad_gamma = ((grad * pooled).sum((0, 2, 3), dtype=gamma.dtype) - mean * grad_beta) * std_inverse
         scale = gamma * std_inverse
         # dz = scale · (unpool(grad) - grad_beta / count - (z - mean) / std · grad_gamma / count)
         slope = -scale * grad_gamma * std_inverse / count
         offset = -scale * grad_beta / count - slope * mean
         grad_z = torch.ops.aten.max_pool2d_with_indices_backward(
-            grad * _per_channel(scale), z, [2, 2], [2, 2], [0, 0], [1, 1], False, winners
+            grad * _per_channel(scale, z), z, [2, 2], [2, 2], [0, 0], [1, 1], False, winners
         )
-        grad_z.addcmul_(z, _per_channel(slope)).add_(_per_channel(offset))
+        grad_z.addcmul_(z, _per_channel(slope, z)).add_(_per_channel(offset, z))
         return grad_z, grad_gamma, grad_beta, None, None
 
 
@@ -61,5 +62,5 @@ def norm_pool(
     return _NormPool.apply(z, gamma, beta, eps, relu)
 
 
-def _per_channel(values: Tensor) -> Tensor:
-    return values.view(1, -1, 1, 1)
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like).view(1, -1, 1, 1)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 OPTIMIZERS = ("muon", "adamw", "sgd")
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Recipe:
 
     `optimizer` is `adamw`, `sgd`, or `muon`: Muon at `filter_lr` for the filters, AdamW at `lr` for the rest.
     `neighbours` is the weight of `neighbour_loss` beside the cross-entropy; with it, four pictures of a
-    class stand together in a batch.
+    class stand together in a batch. `precision` is that of the convolutions' products; weights, sums over a
+    batch and the classifier keep float32.
     """
 
     stages: tuple[Stage, ...]
@@ -43,11 +45,14 @@ class Recipe:
     area: tuple[float, float] = (0.35, 1.0)
     jitter: float = 0.4
     average: float = 0.998
+    precision: str = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer is {self.optimizer!r}; choose {', '.join(OPTIMIZERS)}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is {self.precision!r}; choose {', '.join(PRECISIONS)}")
         if self.neighbours < 0:
             raise ValueError(f"neighbours is {self.neighbours}; expected a weight of 0 or more")
         for stage in self.stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,16 @@ IDENTITY = ("backbone", "start", "dataset", "classes", "images", "recipe", "proc
 class Classifier(nn.Module):
     """Backbone and head as one module, so that data-parallel training sees one forward pass."""
 
-    def __init__(self, backbone: nn.Module, head: CosineClassifier) -> None:
+    def __init__(self, backbone: nn.Module, head: CosineClassifier, precision: str = "float32") -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.precision = precision
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, 3, H, W]` to scores `[B, C]` and feature maps `[B, channels, h, w]`."""
-        feature_map = self.backbone.feature_map(images)  # type: ignore[operator]
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            feature_map = self.backbone.feature_map(images).float()  # type: ignore[operator]
         return self.head(feature_map), feature_map
 
 
@@ -47,7 +50,9 @@ class Training:
             backbone.train(was_training)
         head = CosineClassifier(classes, shape[1], shape[2], recipe.scale)
         head.log_scale.requires_grad_(recipe.learn_scale)
-        self.model = Classifier(backbone, head).to(device).to(memory_format=torch.channels_last)
+        self.model = (
+            Classifier(backbone, head, recipe.precision).to(device).to(memory_format=torch.channels_last)
+        )
         self.average = copy.deepcopy(self.model.backbone).eval()
         self.optimizers = make_optimizers(self.model, recipe)
         self.epoch = 0
@@ -111,7 +116,8 @@ def options(card: dict[str, Any]) -> dict[str, Any]:
     """What must agree for a run to be resumed, by the names that a user gives."""
     flat = {key: card.get(key) for key in IDENTITY if key != "recipe"}
     recipe = card.get("recipe")
-    for name, value in recipe.items() if isinstance(recipe, dict) else []:
+    defaults = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
+    for name, value in ({**defaults, **recipe} if isinstance(recipe, dict) else {}).items():
         option = {"learn_scale": "fixed-scale", "area": "min-area"}.get(name, name.replace("_", "-"))
         if name == "stages" and matches(value, list[dict]):
             flat["--epochs"] = sum(stage.get("epochs", 0) for stage in value)

@@ -15,7 +15,7 @@ import time
 import torch
 
 from fewshot_dpkl import CentroidHead, EpisodeSampler, FeatureSet, HeadResult, evaluate, paired_difference
-from fewshot_dpkl.backbones import Extractor, extract_features, load_backbone
+from fewshot_dpkl.backbones import extract_features, load_backbone
 from fewshot_dpkl.commands.cli import run
 from fewshot_dpkl.data import load_pixels, open_split, spread_per_class
 
@@ -24,6 +24,7 @@ LOOKS: dict[str, tuple[bool, float | None]] = {  # mirror, corners
     "the whole": (False, None),
     "and its mirror image": (True, None),
     "corners of 0.9, all mirrored": (True, 0.9),
+    "corners of 0.875, all mirrored": (True, 0.875),
     "corners of 0.8, all mirrored": (True, 0.8),
     "corners of 0.7, all mirrored": (True, 0.7),
 }
@@ -50,8 +51,7 @@ def main() -> None:
         baseline: dict[int, HeadResult] = {}
         seconds = 0.0
         for look, (mirror, corners) in LOOKS.items():
-            sides, colours = (backbone.resize, backbone.crop), (backbone.mean, backbone.std)
-            looking = Extractor(backbone.module, *sides, *colours, mirror=mirror, corners=corners)
+            looking = backbone.like(mirror=mirror, corners=corners)
             started = time.perf_counter()
             rows = extract_features(looking, pixels)
             taken = time.perf_counter() - started

@@ -7,6 +7,7 @@ fewshot-dpkl extract --backbone torchvision:resnet18 --images DIR --out F.npz
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from fewshot_dpkl.backbones import Extractor, extract_features, load_backbone
 from fewshot_dpkl.commands.cli import add_device_arguments, command_parser, say_passed_over, use_device
@@ -45,14 +46,12 @@ def parse() -> argparse.Namespace:
 
 def looking(backbone: Extractor, size: int | None, corners: float | None) -> Extractor:
     """The same backbone with other looks."""
-    if size is None and corners is None:
-        return backbone
-    if size is not None and size < 16:
-        raise ValueError(f"--size is {size}; expected at least 16")
-    sides = (backbone.resize, backbone.crop) if size is None else (size, size)
-    corners = backbone.corners if corners is None else corners or None
-    of_pixels = backbone.mean, backbone.std, backbone.card
-    return Extractor(backbone.module, *sides, *of_pixels, mirror=backbone.mirror, corners=corners)
+    changes: dict[str, Any] = {} if corners is None else {"corners": corners or None}
+    if size is not None:
+        if size < 16:
+            raise ValueError(f"--size is {size}; expected at least 16")
+        changes |= {"resize": size, "crop": size, "side": size}
+    return backbone.like(**changes) if changes else backbone
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torchvision.transforms.functional import resized_crop
+from torchvision.transforms.functional import five_crop, resize, resized_crop
 
 from fewshot_dpkl.backbones import Extractor, build, centre_crop, extract_features, load_backbone
 from fewshot_dpkl.backbones.augment import normalise
@@ -98,10 +98,23 @@ def test_corners_have_half_of_the_weight_as_torchvision_cuts_them(tmp_path):
         Extractor(model, 84, 84, corners=1.5)
 
 
+def test_looks_may_have_fewer_pixels_than_the_picture_they_are_cut_from(tmp_path):
+    model, x = trained(), pixels(3, 96)
+    looks = Extractor(model, 96, 96, corners=0.875, side=84)
+    picture = normalise(torch.from_numpy(x))
+    corners = torch.stack([model(corner) for corner in five_crop(picture, 84)[:4]]).mean(0)
+    expected = model(resize(picture, [84, 84], antialias=True)) / 2 + corners / 2  # 0.875 · 96 is 84
+    np.testing.assert_allclose(extract_features(looks, x), expected.detach(), atol=1e-4)
+    assert Extractor(model, 96, 96, corners=0.875).identity != looks.identity
+    path = tmp_path / "w.safetensors"
+    save_tensors(path, model.state_dict(), {**CARD, "preprocessing": looks.preprocessing})
+    np.testing.assert_allclose(load_backbone(path).embed(x), expected.detach(), atol=1e-4)
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in WEIGHTS.glob("*.safetensors")))
 def test_shipped_backbones_load_by_name(name):
     extractor = load_backbone(name)
-    assert extractor(torch.from_numpy(pixels(2, 84))).shape == (2, 1600)
+    assert extractor(torch.from_numpy(pixels(2, extractor.crop))).shape == (2, 1600)
     assert {"dataset", "split", "recipe", "seed", "kept"} <= set(extractor.card)
     assert extractor.card["split"] == "base"
     assert (WEIGHTS / f"{name}.safetensors").stat().st_size < 600_000

@@ -15,7 +15,8 @@ from fewshot_dpkl.backbones import Recipe, Stage, build, train
 from fewshot_dpkl.backbones.augment import normalise
 from fewshot_dpkl.backbones.batches import batches, shuffled
 from fewshot_dpkl.backbones.files import load_tensors
-from fewshot_dpkl.backbones.recipe import OPTIMIZERS
+from fewshot_dpkl.backbones.recipe import OPTIMIZERS, PRECISIONS
+from fewshot_dpkl.backbones.state import Training, options
 from fewshot_dpkl.backbones.train import class_means
 from tests.conftest import ROOT
 
@@ -79,6 +80,30 @@ def test_the_best_epoch_is_kept(tmp_path):
     card = run(tmp_path / "w.safetensors", validate=lambda model: next(scores))
     assert card["kept"]["epoch"] == 2
     assert card["kept"]["1-nn"] == 70.0
+
+
+def test_half_the_precision_of_products_gives_nearly_the_same_gradients():
+    pictures, targets = torch.randn(8, 3, 32, 32), torch.arange(8) % 3
+    gradients = []
+    for precision in PRECISIONS:
+        training = Training(
+            build("conv4"), 3, dataclasses.replace(TINY, precision=precision), torch.device("cpu")
+        )
+        training.model.train()
+        scores, maps = training.model(pictures)
+        torch.nn.functional.cross_entropy(scores, targets).backward()
+        assert scores.dtype == maps.dtype == torch.float32
+        gradients.append([p.grad for p in training.model.parameters() if p.grad is not None])
+    for exact, rough in zip(*gradients, strict=True):
+        assert rough.dtype == torch.float32
+        assert torch.cosine_similarity(exact.flatten(), rough.flatten(), dim=0) > 0.97
+        assert not torch.equal(exact, rough)
+
+
+def test_a_checkpoint_that_does_not_name_a_newer_option_was_written_with_its_default():
+    recipe = dataclasses.asdict(TINY)
+    del recipe["precision"]
+    assert options({"recipe": recipe})["--precision"] == "float32"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
