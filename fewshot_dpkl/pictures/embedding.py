@@ -67,7 +67,7 @@ def find_backbone(backbone: str | os.PathLike[str] | Backbone) -> Backbone:
     Examples:
         >>> from fewshot_dpkl import find_backbone
         >>> find_backbone("conv4-cub").resize
-        84
+        96
     """
     if not isinstance(backbone, (str, os.PathLike)):
         if not isinstance(backbone, Backbone):
