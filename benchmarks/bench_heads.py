@@ -1,7 +1,8 @@
 """How fast the heads are, as ratios measured in one run on the same episodes.
 
-    python benchmarks/bench_heads.py --out runs/bench
-    python benchmarks/bench_heads.py --quick
+    python benchmarks/bench_heads.py --out runs/bench          about 10 minutes
+    python benchmarks/bench_heads.py --rounds 1 --no-growth    about 4 minutes
+    python benchmarks/bench_heads.py --quick                   does it run? its ratios say little
 
 Times (a) reference loops, one episode at a time in plain PyTorch (benchmarks/reference.py): the paper's
 algorithm as it stands, and with the choices of our heads that make a step cheaper (κ every 25 steps, a block
@@ -50,6 +51,7 @@ OURS: dict[str, Callable[[], Head]] = {
     "dpkl, exact kernel": partial(DPKLHead, kernel="exact"),
     **{name: partial(make_head, name) for name in HEADS if name not in ("dpkl", "bnn")},
 }
+FAST = ("dblr", "blr", "nn", "centroid", "cosine", "logreg")  # a few milliseconds: more episodes
 UNCOMPILED = ", no compiler"  # behind the names of heads
 OURS |= {name + UNCOMPILED: OURS[name] for name in ("dpkl", "dpkl, exact kernel", "dblr", "blr")}
 LOGISTIC = "scikit-learn logistic regression"
@@ -90,16 +92,16 @@ def rivals() -> dict[str, Callable[..., np.ndarray | Tensor]]:
         return KNeighborsClassifier(1, metric="cosine").fit(x, labels.numpy()).predict_proba(q)
 
     cheaper = partial(reference.dpkl, kappa_every=25, frequencies_per_step=128)
-    return {
+    return {  # the fast ones first, right after the heads that they are compared with
+        LOGISTIC: logistic,
+        "scikit-learn 1-NN": neighbour,
+        "reference cosine": reference.cosine,
         "reference dpkl": partial(reference.dpkl, frequencies=frequencies),
         "reference dpkl, our choices": partial(cheaper, frequencies=frequencies),
         "reference dpkl, exact kernel": reference.dpkl,
         "reference dpkl, exact kernel, our choices": cheaper,
         "reference dblr": partial(reference.dpkl, embeddings=1),
         "reference blr": reference.blr,
-        "reference cosine": reference.cosine,
-        LOGISTIC: logistic,
-        "scikit-learn 1-NN": neighbour,
     }
 
 
@@ -176,16 +178,17 @@ def take_turns(
             slow = name.endswith(UNCOMPILED)
             with compiler(wanted=not slow):
                 number = min(8 * torch.get_num_threads(), episodes) if slow else episodes
+                number *= 3 if name in FAST else 1
                 turns.setdefault(name, []).append(time_ours(make(), features, sampler, number))
             done()
         for name, function in rivals().items():
-            number = few if name.startswith("reference d") else min(16 * few, episodes)  # the others are fast
+            number = episodes if name.startswith("scikit-learn") else min(16 * few, episodes)
+            number = few if name.startswith("reference d") else number  # a minute each
             run = partial(time_rival, function, features, sampler)
             if name not in fastest:
                 short = partial(function, epochs=2) if name.startswith("reference") else function
                 trial = partial(time_rival, short, features, sampler)
-                settings = sorted({1, torch.get_num_threads()})
-                fastest[name] = min(settings, key=lambda n, run=trial: _with_threads(n, run, few)[0])  # type: ignore[misc]
+                fastest[name] = fastest_threads(trial, min(16, number))
             turns.setdefault(name, []).append(_with_threads(fastest[name], run, number))
             done()
     rows = {}
@@ -196,6 +199,12 @@ def take_turns(
         rows[name] = {"seconds": sum(seconds) / total, "accuracy": mean, "episodes": total}
         rows[name]["threads"] = fastest.get(name, torch.get_num_threads())
     return rows
+
+
+def fastest_threads(run: Callable[[int], tuple[float, Any]], episodes: int) -> int:
+    """One thread or all of them, whichever takes less time."""
+    settings = sorted({1, torch.get_num_threads()})
+    return min(settings, key=lambda number: _with_threads(number, run, episodes)[0])
 
 
 def _with_threads(number: int, run: Callable[[int], Any], episodes: int) -> Any:
@@ -276,12 +285,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--episodes", type=int, default=192, help="of our heads in a round")
     parser.add_argument("--reference-episodes", type=int, default=1, help="of the reference loops in a round")
+    parser.add_argument("--no-growth", action="store_true", help="leave out how the time grows with sizes")
     parser.add_argument("--quick", action="store_true", help="few episodes, two points a sweep")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     arguments = parser.parse_args()
     features = FeatureSet.load(arguments.features)
     rounds, episodes = (1, 8) if arguments.quick else (arguments.rounds, arguments.episodes)
     growth = {what: values[:2] if arguments.quick else values for what, values in SWEEPS.items()}
+    growth = {} if arguments.no_growth else growth
     total = rounds * (len(OURS) + len(rivals())) + sum(map(len, growth.values())) + 2
     with tqdm(total=total, disable=not sys.stderr.isatty(), leave=False) as bar:
 

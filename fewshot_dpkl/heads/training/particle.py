@@ -225,9 +225,9 @@ class Training:
         an_epoch = -(-n // self.batch_size)  # in steps
         for epoch in range(0, epochs, self.check_every):
             until = min(epoch + self.check_every, epochs)
-            for step in range(epoch * an_epoch, until * an_epoch, 50):
+            for step in range(epoch * an_epoch, until * an_epoch, 25):
                 stop_if_unwanted()
-                take_steps(step, min(step + 50, until * an_epoch))
+                take_steps(step, min(step + 25, until * an_epoch))
             hidden = layers.hidden_of_judged()[:, : truth.shape[1]]  # unlabelled points are the last
             best.offer(predictive(answer(hidden, self.theta, judge, layers.values is not None)), truth)
             if self.on_check:
