@@ -1,7 +1,7 @@
 """How fast the heads are, as ratios measured in one run on the same episodes.
 
     python benchmarks/bench_heads.py --out runs/bench          about 10 minutes
-    python benchmarks/bench_heads.py --rounds 1 --no-growth    about 4 minutes
+    python benchmarks/bench_heads.py --rounds 1 --no-growth    about 5 minutes
     python benchmarks/bench_heads.py --quick                   does it run? its ratios say little
 
 Times (a) reference loops, one episode at a time in plain PyTorch (benchmarks/reference.py): the paper's
@@ -182,7 +182,7 @@ def take_turns(
                 turns.setdefault(name, []).append(time_ours(make(), features, sampler, number))
             done()
         for name, function in rivals().items():
-            number = episodes if name.startswith("scikit-learn") else min(16 * few, episodes)
+            number = episodes if name.startswith("scikit-learn") else min(8 * few, episodes)
             number = few if name.startswith("reference d") else number  # a minute each
             run = partial(time_rival, function, features, sampler)
             if name not in fastest:
