@@ -1,7 +1,7 @@
 """What unlabelled examples give a head on six kinds of features, and whether they ever do harm.
 
     python benchmarks/study_unlabelled.py --mini mini-val.npz --cub cub-val.npz --root FOLDER --episodes 200
-    python benchmarks/study_unlabelled.py ... --head dpkl dblr --alpha 0 1 10
+    ... --settings "queries, even" --sets mini cub --head dpkl dblr --alpha 1 10
 
 Sets and files as in study_calibration.py. By set and shots: accuracy / NLL / ECE on labels alone, and the
 paired gain in accuracy with NLL and ECE with the queries as unlabelled examples, even and in proportions of a
@@ -75,12 +75,13 @@ def results(
     head: str,
     episodes: int,
     seed: int,
+    settings: Sequence[str],
     **given: Any,
 ) -> dict[str, tuple[HeadResult, HeadResult]]:
     """On labels alone and with unlabelled examples, by setting."""
     made, found = make_head(head, **given), {}
     made = made if "alpha" in made.get_params() else Once(made)  # alpha: they learn from both in one training
-    for setting in SETTINGS:
+    for setting in settings:
         chosen = options(features, shot, setting)
         sampler = EpisodeSampler(features, way=WAY, shot=shot, query=QUERY, seed=seed, **chosen)
         uneven = {key: value for key, value in chosen.items() if key == "concentration"}
@@ -109,14 +110,13 @@ def print_table(
 ) -> None:
     described = ", ".join([f"`{head}`", *(f"{key} = {value}" for key, value in given.items())])
     print(f"\n{described}, {arguments.episodes} episodes, seed {arguments.seed}\n")
-    print("| | labels alone: accuracy % / NLL / ECE | " + " | ".join(SETTINGS) + " |")
-    print("|---" * (len(SETTINGS) + 2) + "|")
+    print("| | labels alone: accuracy % / NLL / ECE | " + " | ".join(arguments.settings) + " |")
+    print("|---" * (len(arguments.settings) + 2) + "|")
     for shot in shots:
         gains = []
         for name, features in sets.items():
-            found = results(
-                arguments.out, name, features, shot, head, arguments.episodes, arguments.seed, **given
-            )
+            run = arguments.episodes, arguments.seed, arguments.settings
+            found = results(arguments.out, name, features, shot, head, *run, **given)
             line, gained = row(f"{name}, {shot} shot", found)
             print(line, flush=True)
             gains.append(gained)
@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sets = {name: s for name, s in feature_sets(arguments).items() if name in (arguments.sets or [name])}

@@ -82,8 +82,7 @@ def test_a_cell_of_the_study_is_kept_and_its_failures_are_named(clusters, tmp_pa
 def test_what_unlabelled_examples_give_is_paired_and_kept(clusters, tmp_path, monkeypatch):
     monkeypatch.setattr(study_unlabelled, "WAY", 3)
     monkeypatch.setattr(study_unlabelled, "QUERY", 4)
-    monkeypatch.setattr(study_unlabelled, "SETTINGS", {"queries, even": {"transductive": True}})
-    given = (tmp_path, "made up", clusters, 1, "centroid", 5, 0)
+    given = (tmp_path, "made up", clusters, 1, "centroid", 5, 0, ["queries, even"])
     ((alone, taught),) = study_unlabelled.results(*given).values()
     assert taught.saw_unlabeled
     assert not alone.saw_unlabeled
