@@ -46,30 +46,36 @@ def folded_conv4() -> nn.Module:
     return fold_batch_norm(conv4())
 
 
-def training_step(model: nn.Module, batch: int, size: int, channels_last: bool) -> Callable[[], int]:
+def model_and_pictures(variant: Variant) -> tuple[nn.Module, Tensor]:
+    layout = torch.channels_last if variant.ours else torch.contiguous_format
+    images = torch.randn(variant.batch, 3, variant.size, variant.size)
+    return variant.make().to(memory_format=layout), images.contiguous(memory_format=layout)
+
+
+def training_step(variant: Variant) -> Callable[[], int]:
     """A function that does one forward and backward pass and returns the number of pictures."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model = model.train().to(memory_format=layout)
-    images = torch.randn(batch, 3, size, size).contiguous(memory_format=layout)
+    model, images = model_and_pictures(variant)
+    model.train()
 
     def step() -> int:
         model.zero_grad(set_to_none=True)
-        model(images).square().mean().backward()
-        return batch
+        with torch.autocast("cpu", torch.bfloat16, enabled=variant.half):
+            features = model(images)
+        features.float().square().mean().backward()
+        return variant.batch
 
     return step
 
 
-def inference_step(model: nn.Module, batch: int, size: int, channels_last: bool) -> Callable[[], int]:
+def inference_step(variant: Variant) -> Callable[[], int]:
     """A function that extracts the features of one batch and returns the number of pictures."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model = model.eval().to(memory_format=layout)
-    images = torch.randn(batch, 3, size, size).contiguous(memory_format=layout)
+    model, images = model_and_pictures(variant)
+    model.eval()
 
     def step() -> int:
         with torch.inference_mode():
             model(images)
-        return batch
+        return variant.batch
 
     return step
 
@@ -84,6 +90,7 @@ class Variant:
     batch: int
     size: int = 84
     ours: bool = True  # the way `backbones` does it: channels-last, freed buffers kept
+    half: bool = False  # products in bfloat16
 
 
 step: Callable[[], int]  # of this process
@@ -95,8 +102,7 @@ def prepare(variant: Variant, threads: int) -> None:
     torch.set_num_threads(threads)
     if variant.ours:
         keep_memory()
-    kind = training_step if variant.training else inference_step
-    step = kind(variant.make(), variant.batch, variant.size, variant.ours)
+    step = training_step(variant) if variant.training else inference_step(variant)
 
 
 def time_steps(seconds: float) -> float:
@@ -147,6 +153,8 @@ def main() -> None:
     training = [
         Variant("textbook block, NCHW, batch 64", textbook, True, 64, ours=False),
         Variant("this project, batch 16", conv4, True, 16),
+        Variant("textbook block, bfloat16", textbook, True, 64, ours=False, half=True),
+        Variant("this project, batch 32, bfloat16", conv4, True, 32, half=True),
         Variant("this project, batch 16, second stage (64 pixels)", conv4, True, 16, size=64),
         Variant("this project, batch 16, first stage (48 pixels)", conv4, True, 16, size=48),
     ]
