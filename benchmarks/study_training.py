@@ -68,7 +68,7 @@ def rotation(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
     both = torch.cat([pictures, turned]).contiguous(memory_format=torch.channels_last)
     scores, maps = training.model(both)
     layer = training.model.turns  # put there by `train`
-    guess = layer(10 * F.normalize(maps[len(pictures) :].flatten(1), dim=1))  # type: ignore[operator]
+    guess = layer(10 * F.normalize(maps[len(pictures) :].flatten(1), dim=1))
     return F.cross_entropy(scores[: len(pictures)], targets) + F.cross_entropy(guess, turns) / 2
 
 
@@ -77,7 +77,7 @@ def distillation(training: Training, pictures: Tensor, targets: Tensor) -> Tenso
     scores, _ = training.model(pictures)
     with torch.no_grad():
         teacher = training.model.teacher  # put there by `train`
-        guess = (teacher(pictures)[0] + teacher(pictures.flip(3))[0]) / 2  # type: ignore[operator]
+        guess = (teacher(pictures)[0] + teacher(pictures.flip(3))[0]) / 2
     told = F.kl_div(scores.log_softmax(1), (1.5 * guess).softmax(1), reduction="batchmean")
     return (F.cross_entropy(scores, targets) + told) / 2
 
