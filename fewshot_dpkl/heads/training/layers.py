@@ -7,20 +7,17 @@ only A, n numbers a unit, and what the layers make of the support points.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import widest
-from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.heads.training import native
 from fewshot_dpkl.heads.training.draws import Start
 from fewshot_dpkl.particles import distances_from_products
 
 Optimizer = Literal["adam", "sgd", "momentum"]
-Move = Callable[[Tensor], None]  # of a tensor, given its descent direction
 MOMENTUM = 0.9  # of momentum and of Adam
 SECOND, EPSILON = 0.999, 1e-8  # of Adam
 
@@ -34,8 +31,6 @@ class Points:
 
     values: Tensor | None = None
     """What training moves: `[E, ., m, d]`."""
-    outside: Tensor | None = None
-    """Products `[E, P, P]` of the parts of the class weights that training leaves as they are."""
 
     def __init__(self, points: Tensor, judged: Tensor | None = None) -> None:
         self.points = points
@@ -63,53 +58,6 @@ class Points:
 
         `drift` `[E, m, m]` is what prior and repulsion of SVGD make of the layers themselves.
         """
-
-    def optimizer_of_classes(self, name: Optimizer, theta: Tensor, learning_rate: float) -> Move:
-        """What moves the class weights `[E, P, C, d]`."""
-        return make_optimizer(name, theta, learning_rate)
-
-
-class SpanPoints(Points):
-    """No layer, and class weights θ `[E, P, C, D]` known by their coordinates in the span of the points.
-
-    What the points say of θ lies in their span, so n coordinates move and the rest of θ stays what it was.
-    Adam has the second moment of `SpanLayers`, v_kc = r_k u_c: the features are weighted by r_k^(-1/4), and
-    all that moves a class weight is divided by one number, whatever the coordinates.
-
-    Args:
-        points: support points `[E, n, D]`; `self.points` are their coordinates `[E, n, n]`.
-        theta: class weights to start from; `start` are their coordinates `[E, P, C, n]`.
-    """
-
-    outside: Tensor
-
-    def __init__(self, points: Tensor, theta: Tensor) -> None:
-        x = widest(points)
-        shares = x.square().mean(1)  # r_k: E D
-        seen = shares > 0
-        shown = seen.sum(-1, keepdim=True).clamp_min(1)
-        weights = torch.where(seen, shares, torch.inf).pow(-0.25)
-        weights *= (shown / weights.square().sum(-1, keepdim=True).clamp_min(1e-30)).sqrt()  # mean square 1
-        span = support_span(x * weights[:, None])
-        assert span.basis is not None
-        super().__init__(span.coordinates.to(points))
-        self.shown = shown[:, 0].to(points)  # features that are not always zero: E
-        self.theta = theta
-        self.back = (span.basis * weights[:, None]).to(points)  # from coordinates to features: E n D
-        inverse = torch.where(seen, weights, 1).reciprocal().to(points)
-        weighted = theta * inverse[:, None, None]  # E P C D
-        self.start = (weighted.flatten(1, 2) @ span.basis.to(points).mT).unflatten(1, theta.shape[1:3])
-        whole, inside = weighted.flatten(2), self.start.flatten(2)
-        self.outside = whole @ whole.mT - inside @ inside.mT
-
-    def class_weights(self, coordinates: Tensor) -> Tensor:
-        """θ `[E, P, C, D]` where its coordinates are these."""
-        moved = (coordinates - self.start).flatten(1, 2) @ self.back
-        return self.theta + moved.view_as(self.theta)
-
-    def optimizer_of_classes(self, name: Optimizer, theta: Tensor, learning_rate: float) -> Move:
-        assert name == "adam"
-        return RowAdam(theta, learning_rate, self.shown)
 
 
 class FreeLayers(Points):
@@ -251,22 +199,6 @@ class Adam:
         self.tensor.addcdiv_(self.mean, root, value=-self.learning_rate / (1 - MOMENTUM**self.steps))
 
 
-class RowAdam:
-    """Adam on `[E, P, C, d]` with one second moment a row: the mean over `number` `[E]` features."""
-
-    def __init__(self, tensor: Tensor, learning_rate: float, number: Tensor) -> None:
-        self.tensor, self.learning_rate, self.steps = tensor, learning_rate, 0
-        self.number = number
-        self.mean, self.square = torch.zeros_like(tensor), torch.zeros_like(tensor[..., 0])
-
-    def __call__(self, move: Tensor) -> None:
-        self.steps += 1
-        self.mean.lerp_(move, 1 - MOMENTUM)
-        self.square.lerp_(move.square().sum(-1) / self.number[:, None, None], 1 - SECOND)
-        root = (self.square / (1 - SECOND**self.steps)).sqrt() + EPSILON
-        self.tensor -= self.learning_rate / (1 - MOMENTUM**self.steps) * self.mean / root[..., None]
-
-
 class Descent:
     """The same with gradient descent, with or without momentum."""
 
@@ -279,7 +211,7 @@ class Descent:
         self.tensor.sub_(self.mean, alpha=self.learning_rate)
 
 
-def make_optimizer(name: Optimizer, tensor: Tensor, learning_rate: float) -> Move:
+def make_optimizer(name: Optimizer, tensor: Tensor, learning_rate: float) -> Adam | Descent:
     """All are elementwise, so that stacked episodes do not touch each other."""
     check_optimizer(name)
     if name == "adam":

@@ -35,8 +35,6 @@ CASES = {
     "all dimensions, normal start": DPKLHead(span=False, kernel="exact", start="normal", **LAYER),
     "DBLR": DBLRHead(**LAYER),
     "BLR": BLRHead(**SMALL),
-    "BLR in all dimensions": BLRHead(span=False, **SMALL),
-    "BLR, numbers that are multiples of nothing": BLRHead(particles=7, batch_size=3, **SMALL),
     "BLR of cosines": BLRHead(cosine=True, batch_size=7, **SMALL),
     "BLR whose particles attract each other": BLRHead(repulsion=-1.0, bandwidth="liu-wang", **SMALL),
     "BNN": BNNHead(latent=24, **SMALL),
