@@ -84,7 +84,7 @@ def test_several_runs_at_once_leave_the_number_of_threads_as_it_was():
 
 
 SCRIPT = """
-import multiprocessing, sys, threading, numpy, torch
+import multiprocessing, signal, sys, threading, numpy, torch
 from fewshot_dpkl import DBLRHead, EpisodeSampler, FeatureSet, evaluate
 
 def run(times, epochs):
@@ -98,6 +98,7 @@ if __name__ == "__main__":
     torch.set_num_threads(2)
     torch.rand(600, 600) @ torch.rand(600, 600)
     if sys.argv[1] == "long":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
         print(flush=True)
         run(1, 10**5)
     run(5, 2)
