@@ -185,8 +185,10 @@ def _from_file(path: Path) -> Extractor:
     module.load_state_dict(found)
     card.setdefault("name", path.stem)
     prepared = card["preprocessing"]
-    looks = {name: prepared.get(name) for name in ("corners", "side")} | {
-        "mirror": prepared.get("mirror", False)
+    looks = {
+        "mirror": prepared.get("mirror", False),
+        "corners": prepared.get("corners"),
+        "side": prepared.get("side"),
     }
     source.fields(looks, {"mirror": bool, "corners": float | None, "side": int | None})
     if not 16 <= (looks["side"] or prepared["crop"]) <= prepared["crop"] <= prepared["resize"] <= 4096:

@@ -48,6 +48,17 @@ VARIANTS = {
 Results = dict[tuple[str, str], HeadResult]  # by set and head
 
 
+def parser_of_sets(description: str | None) -> argparse.ArgumentParser:
+    """A parser of the files that `feature_sets` reads."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mini", type=Path, required=True, help="features of mini-ImageNet's val classes")
+    parser.add_argument("--cub", type=Path, required=True, help="features of CUB's val classes")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the other four files")
+    return parser
+
+
 def feature_sets(arguments: argparse.Namespace) -> dict[str, FeatureSet]:
     sets = {"mini": FeatureSet.load(arguments.mini), "cub": FeatureSet.load(arguments.cub)}
     for name, file in FILES.items():
@@ -155,12 +166,7 @@ def vary_prior(sets: dict[str, FeatureSet], episodes: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--mini", type=Path, required=True)
-    parser.add_argument("--cub", type=Path, required=True)
-    parser.add_argument("--root", type=Path, required=True)
+    parser = parser_of_sets(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/calibration"))
     parser.add_argument("--episodes", type=int, default=600)
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 5])

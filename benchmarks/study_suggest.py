@@ -11,14 +11,11 @@ class, by straight lines between the points.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.study_calibration import feature_sets
+from benchmarks.study_calibration import feature_sets, parser_of_sets
 from fewshot_dpkl import EpisodeSampler, FeatureSet, make_head
 from fewshot_dpkl.heads.suggest import suggest
 
@@ -97,12 +94,7 @@ def plot(curves: np.ndarray, first: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--mini", type=Path, required=True)
-    parser.add_argument("--cub", type=Path, required=True)
-    parser.add_argument("--root", type=Path, required=True)
+    parser = parser_of_sets(__doc__)
     parser.add_argument("--head", default="logreg")
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--first", type=int, nargs="+", default=[1], help="labels per class at the beginning")

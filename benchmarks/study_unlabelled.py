@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.bench_unlabeled import Inductive, one
 from benchmarks.kept import finished
-from benchmarks.study_calibration import feature_sets
+from benchmarks.study_calibration import feature_sets, parser_of_sets
 from fewshot_dpkl import EpisodeSampler, FeatureSet, Head, HeadResult, make_head, paired_difference
 from fewshot_dpkl.heads import DEFAULT_HEAD
 from fewshot_dpkl.heads.base import State
@@ -124,12 +124,7 @@ def print_table(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--mini", type=Path, required=True)
-    parser.add_argument("--cub", type=Path, required=True)
-    parser.add_argument("--root", type=Path, required=True)
+    parser = parser_of_sets(__doc__)
     parser.add_argument("--head", nargs="+", default=[DEFAULT_HEAD])
     parser.add_argument("--alpha", type=float, nargs="*", default=[], help="of dpkl and dblr")
     parser.add_argument("--sets", nargs="*", help="only these")
