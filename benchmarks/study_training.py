@@ -82,20 +82,30 @@ def distillation(training: Training, pictures: Tensor, targets: Tensor) -> Tenso
     return (F.cross_entropy(scores, targets) + told) / 2
 
 
-LOSSES: tuple[Loss, ...] = (plain, neighbours, prototypes, rotation, distillation)
+def whole(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy alone, on boxes of at least 0.8 of a picture."""
+    return plain(training, pictures, targets)
+
+
+LOSSES: dict[str, Loss] = {
+    loss.__name__: loss for loss in (plain, whole, neighbours, prototypes, rotation, distillation)
+}
 
 
 def train(
-    dataset: str, loss: Loss, pixels: np.ndarray, labels: np.ndarray, count: int, seed: int
+    dataset: str, loss: Loss, pixels: np.ndarray, labels: np.ndarray, count: int, rate: float, seed: int
 ) -> nn.Module:
     """The averaged backbone after `count` pictures of 84 pixels, at rates that end at zero."""
     epochs = -(-count // len(labels))
-    rates = dict(lr=5e-4, filter_lr=0.003, warmup=0.05, learn_scale=False)
+    together = loss in (neighbours, prototypes)  # four pictures of a class stand together
     recipe = Recipe(
-        stages=(Stage(epochs, 84, 32, frozen=1),),
-        **rates,
-        neighbours=float(loss in (neighbours, prototypes)),  # four pictures of a class stand together
-        area=(0.5 if dataset == "mini-imagenet" else 0.35, 1.0),
+        stages=(Stage(epochs, 84, 64 if together else 32, frozen=1),),
+        lr=rate / 5,
+        filter_lr=rate,
+        warmup=0.05,
+        learn_scale=False,
+        neighbours=float(together),
+        area=(0.8 if loss is whole else 0.5 if dataset == "mini-imagenet" else 0.35, 1.0),
         jitter=0.2,
         precision="bfloat16",
         seed=seed,
@@ -112,9 +122,10 @@ def train(
     if loss is distillation:
         training.model.teacher = copy.deepcopy(training.model).eval().requires_grad_(False)
     layer = torch.optim.AdamW(extra, lr=2e-3) if extra else None
-    steps = count // 32
+    batch_size = recipe.stages[0].batch_size
+    steps = count // batch_size
     for step, (pictures, targets) in enumerate(each(pixels, labels, recipe, steps)):
-        if step % (len(labels) // 32) == 0:
+        if step % (len(labels) // batch_size) == 0:
             training.model.backbone.train()
             freeze(training.model.backbone, training.average, 1)
         training.model.zero_grad(set_to_none=True)
@@ -163,6 +174,8 @@ def main() -> None:
     parser.add_argument("--dataset", action="append", choices=["mini-imagenet", "cub"], help="default: both")
     parser.add_argument("--data-root", help="folder of the data sets (default: $FEWSHOT_DPKL_DATA)")
     parser.add_argument("--pictures", type=int, default=8000, help="in a run (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.003, help="of the filters (default: %(default)s)")
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     keep_memory()
@@ -177,11 +190,13 @@ def main() -> None:
         print(row(f"{dataset} | nothing: the shipped weights", before, before), flush=True)
         for seed in arguments.seeds:
             alone = before
-            for loss in LOSSES:
-                trained = train(dataset, loss, pixels, base.labels, arguments.pictures, seed)
+            for name in arguments.losses:
+                trained = train(
+                    dataset, LOSSES[name], pixels, base.labels, arguments.pictures, arguments.rate, seed
+                )
                 found = results(trained, *asked)
-                alone = found if loss is plain else alone
-                print(row(f"{dataset} | {loss.__name__}, seed {seed}", found, alone), flush=True)
+                alone = found if name == "plain" else alone
+                print(row(f"{dataset} | {name}, seed {seed}", found, alone), flush=True)
 
 
 if __name__ == "__main__":
