@@ -11,7 +11,7 @@ from torch import Tensor
 from .augment import augment
 from .recipe import Recipe
 
-_TOGETHER = 4  # pictures of a class side by side in a batch, where neighbours count
+_TOGETHER = 4  # pictures of a class side by side in a batch, where prototypes count
 
 
 def _generator(*parts: int) -> torch.Generator:
@@ -37,7 +37,7 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented pictures `[B, 3, S, S]` and labels `[B]` of one epoch, this process's share of each batch."""
     stage = recipe.stage_of(epoch)
-    order = shuffled(labels, _TOGETHER if recipe.neighbours else 1, _generator(recipe.seed, epoch))
+    order = shuffled(labels, _TOGETHER if recipe.prototypes else 1, _generator(recipe.seed, epoch))
     share = stage.batch_size // world
     for step in range(len(labels) // stage.batch_size):
         begin = step * stage.batch_size + rank * share

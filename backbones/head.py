@@ -1,4 +1,4 @@
-"""What a backbone is trained by: the cosine classifier of Baseline++ (Chen et al. 2019), and neighbours."""
+"""What a backbone is trained by: the cosine classifier of Baseline++ (Chen et al. 2019), and prototypes."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class CosineClassifier(nn.Module):
         return cosine * self.log_scale.exp()
 
 
-def neighbour_loss(features: Tensor, labels: Tensor, scale: float = 10.0) -> Tensor:
-    """-log of the chance that a picture's neighbour in the batch is of its own class, on average.
+def prototype_loss(features: Tensor, labels: Tensor, scale: float = 10.0) -> Tensor:
+    """Cross-entropy of a softmax of cosines to the class means of the batch: an episode (Snell et al. 2017).
 
-    A picture takes another one of the batch for its neighbour with a probability proportional to
-    exp(scale · cosine) (Goldberger et al. 2004): what 1-NN does, made smooth. Pictures that are alone in
-    their class do not count.
+    A picture has no part in the mean of its own class. Pictures that are alone in their class do not count.
 
     Arguments: `features` `[B, D]`, `labels` `[B]`.
     """
     unit = F.normalize(features, dim=1)
-    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    log_chance = (unit @ unit.T * scale).masked_fill(itself, -torch.inf).log_softmax(1)  # B B
-    same = (labels[:, None] == labels[None]) & ~itself
-    counted = same.any(1)
+    classes, own = labels.unique(return_inverse=True)
+    members = F.one_hot(own, len(classes)).to(unit)  # B K
+    sums = members.T @ unit  # K D
+    without = (unit * F.normalize(sums[own] - unit, dim=1)).sum(1, keepdim=True)  # B 1
+    cosine = torch.where(members > 0, without, unit @ F.normalize(sums, dim=1).T)  # B K
+    counted = members.sum(0)[own] > 1
     if not counted.any():
         return features.sum() * 0.0  # still a part of the graph, as data-parallel training wants it
-    return -log_chance[counted].masked_fill(~same[counted], -torch.inf).logsumexp(1).mean()
+    return F.cross_entropy(scale * cosine[counted], own[counted])

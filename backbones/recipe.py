@@ -27,7 +27,7 @@ class Recipe:
     """Everything that decides the result of a training run, apart from the data.
 
     `optimizer` is `adamw`, `sgd`, or `muon`: Muon at `filter_lr` for the filters, AdamW at `lr` for the rest.
-    `neighbours` is the weight of `neighbour_loss` beside the cross-entropy; with it, four pictures of a
+    `prototypes` is the weight of `prototype_loss` beside the cross-entropy; with it, four pictures of a
     class stand together in a batch. `precision` is that of the convolutions' products; weights, sums over a
     batch and the classifier keep float32.
     """
@@ -41,7 +41,7 @@ class Recipe:
     label_smoothing: float = 0.0
     scale: float = 10.0
     learn_scale: bool = True
-    neighbours: float = 0.0
+    prototypes: float = 0.0
     area: tuple[float, float] = (0.35, 1.0)
     jitter: float = 0.4
     average: float = 0.998
@@ -53,8 +53,8 @@ class Recipe:
             raise ValueError(f"optimizer is {self.optimizer!r}; choose {', '.join(OPTIMIZERS)}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision is {self.precision!r}; choose {', '.join(PRECISIONS)}")
-        if self.neighbours < 0:
-            raise ValueError(f"neighbours is {self.neighbours}; expected a weight of 0 or more")
+        if self.prototypes < 0:
+            raise ValueError(f"prototypes is {self.prototypes}; expected a weight of 0 or more")
         for stage in self.stages:
             if stage.size < 16 or stage.batch_size < 2 or stage.epochs < 0 or stage.frozen < 0:
                 raise ValueError(

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from .augment import normalise
 from .batches import batches
 from .files import load_tensors, save_tensors
-from .head import neighbour_loss
+from .head import prototype_loss
 from .recipe import Recipe
 from .state import Training
 
@@ -97,8 +97,8 @@ def train_epoch(
         targets = targets.to(run.device, non_blocking=True)
         scores, maps = forward(pictures.to(run.device, non_blocking=True))  # B C
         loss = F.cross_entropy(scores, targets, label_smoothing=recipe.label_smoothing)
-        if recipe.neighbours:
-            loss = loss + recipe.neighbours * neighbour_loss(maps.flatten(1), targets)
+        if recipe.prototypes:
+            loss = loss + recipe.prototypes * prototype_loss(maps.flatten(1), targets)
         run.model.zero_grad(set_to_none=True)
         loss.backward()
         run.move(pace)

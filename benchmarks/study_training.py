@@ -23,7 +23,7 @@ from fewshot_dpkl import CentroidHead, EpisodeSampler, FeatureSet, HeadResult, e
 from fewshot_dpkl.backbones import Recipe, Stage, extract_features, load_backbone
 from fewshot_dpkl.backbones.batches import batches
 from fewshot_dpkl.backbones.extract import Extractor
-from fewshot_dpkl.backbones.head import neighbour_loss
+from fewshot_dpkl.backbones.head import prototype_loss
 from fewshot_dpkl.backbones.state import Training
 from fewshot_dpkl.backbones.train import class_means, freeze, keep_memory
 from fewshot_dpkl.commands.cli import run
@@ -38,26 +38,10 @@ def plain(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(training.model(pictures)[0], targets)
 
 
-def neighbours(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
-    """And 1-NN in the batch, made smooth (`--neighbours 1`)."""
-    scores, maps = training.model(pictures)
-    return F.cross_entropy(scores, targets) + neighbour_loss(maps.flatten(1), targets)
-
-
 def prototypes(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
-    """And the nearest mean of the other pictures of a class in the batch, as in an episode."""
+    """And the nearest mean of the other pictures of a class in the batch (`--prototypes 1`)."""
     scores, maps = training.model(pictures)
-    unit = F.normalize(maps.flatten(1), dim=1)
-    classes, own = targets.unique(return_inverse=True)
-    members = F.one_hot(own, len(classes)).to(unit)  # B K
-    sums = members.T @ unit
-    cosine = unit @ F.normalize(sums, dim=1).T  # B K
-    without = (unit * F.normalize(sums[own] - unit, dim=1)).sum(
-        1, keepdim=True
-    )  # a picture is not its own mean
-    cosine = torch.where(members > 0, without, cosine)
-    counted = members.sum(0)[own] > 1
-    return F.cross_entropy(scores, targets) + F.cross_entropy(10 * cosine[counted], own[counted])
+    return F.cross_entropy(scores, targets) + prototype_loss(maps.flatten(1), targets)
 
 
 def rotation(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
@@ -87,9 +71,7 @@ def whole(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
     return plain(training, pictures, targets)
 
 
-LOSSES: dict[str, Loss] = {
-    loss.__name__: loss for loss in (plain, whole, neighbours, prototypes, rotation, distillation)
-}
+LOSSES: dict[str, Loss] = {loss.__name__: loss for loss in (plain, whole, prototypes, rotation, distillation)}
 
 
 def train(
@@ -97,14 +79,14 @@ def train(
 ) -> nn.Module:
     """The averaged backbone after `count` pictures of 84 pixels, at rates that end at zero."""
     epochs = -(-count // len(labels))
-    together = loss in (neighbours, prototypes)  # four pictures of a class stand together
+    together = loss is prototypes  # four pictures of a class stand together
     recipe = Recipe(
         stages=(Stage(epochs, 84, 64 if together else 32, frozen=1),),
         lr=rate / 5,
         filter_lr=rate,
         warmup=0.05,
         learn_scale=False,
-        neighbours=float(together),
+        prototypes=float(together),
         area=(0.8 if loss is whole else 0.5 if dataset == "mini-imagenet" else 0.35, 1.0),
         jitter=0.2,
         precision="bfloat16",

@@ -39,7 +39,7 @@ OPTIONS = {  # of the recipe, by the name of its field
     "warmup": "share of the run in which the rate rises",
     "label_smoothing": "of the cross-entropy",
     "scale": "of the cosine classifier",
-    "neighbours": "weight of a loss that draws the nearest neighbours of a class together",
+    "prototypes": "weight of a loss that asks for the nearest class mean of the batch, as an episode does",
     "jitter": "strength of the colour jitter",
     "average": "decay of the averaged weights",
     "precision": "of the products in convolutions; bfloat16 takes 0.6 of the time where a processor has it",

@@ -13,7 +13,7 @@ from torch import nn
 from fewshot_dpkl.backbones import ARCHITECTURES, build, conv_from_closer_look, fold_batch_norm
 from fewshot_dpkl.backbones.conv import ConvBlock
 from fewshot_dpkl.backbones.fused import norm_pool
-from fewshot_dpkl.backbones.head import CosineClassifier, neighbour_loss
+from fewshot_dpkl.backbones.head import CosineClassifier, prototype_loss
 
 
 class TextbookBlock(nn.Module):
@@ -180,19 +180,21 @@ def test_cosine_classifier_is_scaled_cosine():
             assert score.item() == pytest.approx(7 * cosine.item(), abs=1e-5)
 
 
-def test_neighbour_loss_is_the_mean_surprise_over_pictures_that_have_a_neighbour():
+def test_prototype_loss_is_the_mean_surprise_at_the_means_of_the_others():
     torch.manual_seed(0)
     features, labels = torch.randn(7, 5, dtype=torch.float64), torch.tensor([0, 1, 0, 2, 1, 0, 3])
+    units = [row / row.norm() for row in features]
     surprise = []
     for i in (0, 1, 2, 4, 5):  # 3 and 6 are alone in their class
-        others = [j for j in range(7) if j != i]
-        weight = {j: math.exp(4 * F.cosine_similarity(features[i], features[j], dim=0)) for j in others}
-        own = sum(weight[j] for j in others if labels[j] == labels[i])
-        surprise.append(-math.log(own / sum(weight.values())))
-    assert neighbour_loss(features, labels, scale=4.0).item() == pytest.approx(np.mean(surprise))
+        weight = {}
+        for c in range(4):
+            mean = sum(units[j] for j in range(7) if labels[j] == c and j != i)
+            weight[c] = math.exp(4 * F.cosine_similarity(features[i], mean, dim=0))
+        surprise.append(-math.log(weight[int(labels[i])] / sum(weight.values())))
+    assert prototype_loss(features, labels, scale=4.0).item() == pytest.approx(np.mean(surprise))
 
     alone = features.clone().requires_grad_()
-    neighbour_loss(alone, torch.arange(7)).backward()
+    prototype_loss(alone, torch.arange(7)).backward()
     assert not alone.grad.any()
 
 

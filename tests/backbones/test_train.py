@@ -156,14 +156,14 @@ def test_an_epoch_shows_every_picture_once_and_in_an_order_of_its_own():
     assert seen[0] != seen[1]
 
 
-def test_four_pictures_of_a_class_stand_together_where_neighbours_count(tmp_path):
+def test_four_pictures_of_a_class_stand_together_where_prototypes_count(tmp_path):
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [8, 9, 4]))
     order, other = (shuffled(labels, 4, torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert sorted(order) == sorted(other) == list(range(21))
     assert order.tolist() != other.tolist()
     runs = [len(list(group)) for _, group in itertools.groupby(labels[order])]
     assert all(length % 4 in (0, 1) for length in runs)  # one picture of class 1 is left over
-    card = run(tmp_path / "w.safetensors", dataclasses.replace(TINY, neighbours=1.0))
+    card = run(tmp_path / "w.safetensors", dataclasses.replace(TINY, prototypes=1.0))
     assert card["kept"]["loss"] > run(tmp_path / "plain.safetensors")["kept"]["loss"] + 0.1
 
 
@@ -187,7 +187,7 @@ def test_the_learning_rate_goes_up_and_down_once():
     ("change", "sentence"),
     [
         ({"optimizer": "magic"}, "choose muon, adamw, sgd"),
-        ({"neighbours": -1.0}, "expected a weight of 0 or more"),
+        ({"prototypes": -1.0}, "expected a weight of 0 or more"),
         ({"stages": (Stage(1, 8, 8),)}, "pictures need 16 pixels"),
         ({"stages": (Stage(1, 16, 8, frozen=4),)}, "4 frozen blocks leave none of the backbone to learn"),
         ({"stages": (Stage(1, 16, 100),)}, "batch size 100 does not fit 24 images"),
