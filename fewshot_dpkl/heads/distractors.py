@@ -9,6 +9,7 @@ from fewshot_dpkl.heads.base import one_hot, unit, widest
 from fewshot_dpkl.heads.familiar import DEVIATION, distance_to_nearest, expected_distance, known_distances
 from fewshot_dpkl.heads.means import class_means, geometry
 
+NEAR = 0.75  # believed distance of a point of the classes to the nearest, in units of that between classes
 NARROWER = 0.7  # than the distances of support points the two groups are taken to be
 BELIEVED = 5.0  # points that the belief about their spread, and about the mean distance, is worth
 MANY, UNSURE = 0.4, 0.05  # share of distractors from which on they count, and how gradually
@@ -32,7 +33,10 @@ def weights_of_unlabeled(support: Tensor, labels: Tensor, unlabeled: Tensor) -> 
     squared, counted = classes.squared_distances_left_out(known, labels)
     own = squared.amin(-1).clamp_min(0).sqrt()  # E n
     others = torch.where(one_hot(labels, torch.bool), torch.inf, squared).amin(-1).clamp_min(0).sqrt()
-    near, far = known_distances(own, counted, scale)[:, 0], others.mean(1)
+    near, far = (
+        known_distances(own, counted, scale[:, None] * scale.new_tensor([NEAR, DEVIATION]))[:, 0],
+        others.mean(1),
+    )
     number = counted.sum(-1)
     squares = ((own - near[:, None]).square() * counted).sum(-1) + (others - far[:, None]).square().sum(-1)
     squares = squares + BELIEVED * (DEVIATION * scale).square()

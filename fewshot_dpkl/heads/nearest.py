@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
-from fewshot_dpkl.heads.familiar import expected_distance, known_distances, share_more_familiar
+from fewshot_dpkl.heads.familiar import (
+    believed_distances,
+    expected_distance,
+    known_distances,
+    share_more_familiar,
+)
 from fewshot_dpkl.heads.means import class_means, geometry, squared_lengths
 from fewshot_dpkl.heads.unlabelled import learnt_with, with_unlabeled
 
@@ -47,13 +52,16 @@ class NearestNeighborHead(Head):
 
     def unfamiliarity_episodes(self, state: State, query: Tensor) -> Tensor:
         support, labels = state["support"], state["labels"]
-        others = support @ support.transpose(-1, -2)  # E n n
-        others.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+        cosine = support @ support.transpose(-1, -2)  # E n n
+        cosine.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+        of_others = cosine.masked_fill(labels[:, None] == labels[:, :, None], -torch.inf)
         classes = class_means(support, labels)
         counted = one_hot(labels, support.dtype) @ classes.counts[..., None] > 1  # E n 1
         unit_distance = expected_distance(geometry(support, labels, classes), classes.counts.new_ones(()))
-        left_out = (2 - 2 * others.amax(-1)).clamp_min(0).sqrt()  # to the nearest other one
-        known = known_distances(left_out, counted[..., 0], unit_distance)
+        left_out, others = (
+            (2 - 2 * nearest.amax(-1)).clamp_min(0).sqrt() for nearest in (cosine, of_others)
+        )  # to the nearest other one, and to the nearest of another class: E n
+        known = known_distances(left_out, counted[..., 0], believed_distances(unit_distance, others))
         points = unit(query)
         nearest = (points @ support.transpose(-1, -2)).amax(-1)  # E q
         distances = (1 + squared_lengths(points)[..., 0] - 2 * nearest).clamp_min(0).sqrt()

@@ -8,10 +8,26 @@ import torch
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from fewshot_dpkl import DPKL, CalibratedDPKLHead, DPKLHead, EpisodeSampler, FeatureSet, load_head, make_head
+from fewshot_dpkl import (
+    DPKL,
+    CalibratedDPKLHead,
+    DPKLHead,
+    EpisodeSampler,
+    FeatureSet,
+    evaluate,
+    load_head,
+    make_head,
+)
 from fewshot_dpkl.heads import calibrated
 from fewshot_dpkl.heads.base import unit
-from fewshot_dpkl.heads.familiar import known_distances, of_class_means, share_more_familiar
+from fewshot_dpkl.heads.familiar import (
+    DEVIATION,
+    TYPICAL,
+    believed_distances,
+    known_distances,
+    of_class_means,
+    share_more_familiar,
+)
 from fewshot_dpkl.heads.folds import draw_folds, each_fold, weigh
 from fewshot_dpkl.heads.means import COMMON_DIMENSIONS, COMMON_WEIGHT, class_means, geometry
 from tests.heads.test_heads import QUICK, quick, task
@@ -176,9 +192,8 @@ def test_known_distances_are_a_posterior_predictive():
         torch.tensor([[0.5, 0.7, 9.0]], dtype=torch.float64),
         torch.tensor([[True, True, False]]),
     )
-    mean, deviation = known_distances(distances, counted, torch.tensor([2.0], dtype=torch.float64))[
-        0
-    ].tolist()
+    believed = torch.tensor([[1.5, 0.2]], dtype=torch.float64)
+    mean, deviation = known_distances(distances, counted, believed)[0].tolist()
     assert mean == pytest.approx((1.5 + 0.5 + 0.7) / 3)
     variance = (5 * 0.2**2 + (0.5 - mean) ** 2 + (0.7 - mean) ** 2) / 7
     assert deviation == pytest.approx((variance * 4 / 3) ** 0.5)
@@ -186,6 +201,28 @@ def test_known_distances_are_a_posterior_predictive():
         torch.tensor([[0.4, 1.9]], dtype=torch.float64), torch.tensor([[mean, deviation]])
     )
     np.testing.assert_allclose(shares[0], norm.cdf([0.4, 1.9], mean, deviation), rtol=1e-6)
+
+
+def test_before_an_example_is_seen_the_nearest_class_is_its_own_or_another():
+    rng = np.random.default_rng(0)
+    others = torch.tensor(rng.normal(0.8, 0.2, (1, 400)))
+    mean, deviation = believed_distances(torch.tensor([1.25], dtype=torch.float64), others)[0].tolist()
+    draws = (
+        rng.normal(1.25 * TYPICAL, 1.25 * DEVIATION, 10**6),
+        rng.normal(others.mean(), others.std(), 10**6),
+    )
+    nearest = np.minimum(*draws)
+    assert (mean, deviation) == pytest.approx((nearest.mean(), nearest.std()), abs=3e-3)
+
+
+@pytest.mark.parametrize("way", [5, 20])
+def test_one_example_of_each_of_many_classes_refuses_as_few_as_of_five(way):
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(40, 30)) + 1).repeat(20, 0) + 1.4 * rng.normal(size=(800, 30))
+    features = FeatureSet.from_arrays(X, np.arange(40).repeat(20))
+    sampler = EpisodeSampler(features, way=way, shot=1)
+    refused = evaluate({"nn": make_head("nn")}, features, sampler, 60, unseen=True)["nn"].refused
+    assert 0.02 < refused.mean() < 0.1
 
 
 @pytest.mark.parametrize("name", ["nn", NAME])
