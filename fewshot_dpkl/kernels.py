@@ -84,6 +84,38 @@ def random_frequencies(
     return torch.cat(blocks)[:number] / lengthscale
 
 
+def hadamard_scales(
+    dimension: int, number: int, *, lengthscale: float = 1.0, generator: torch.Generator | None = None
+) -> Tensor:
+    """Orthogonal frequencies whose rotations are products of few numbers: `[R / d, 4, d]`.
+
+    A block is V = S₃HS₂HS₁HS₀ (SORF; Yu et al., 2016), with H Hadamard's matrix of ±1 and S_i diagonal: random
+    signs, and in S₃ chi(d) lengths as in `random_frequencies`. It takes d log d additions to multiply a
+    vector by it, and `hadamard_frequencies` writes it out.
+
+    Args:
+        dimension: d, a power of two.
+        number: R, a multiple of d.
+    """
+    if dimension & (dimension - 1) or number % dimension:
+        raise ValueError(f"{number} frequencies of {dimension} dimensions; expected a multiple of a power of two")
+    scales = torch.randn(number // dimension, 4, dimension, generator=generator).sign()
+    lengths = torch.randn(*scales.shape[::2], dimension, generator=generator).norm(dim=-1)  # R/d d
+    scales[:, 3] = lengths / (lengthscale * dimension**1.5)  # the length of HHH's rows
+    return scales
+
+
+def hadamard_frequencies(scales: Tensor) -> Tensor:
+    """V `[R, d]` of `hadamard_scales` `[R / d, 4, d]`."""
+    hadamard = scales.new_ones(1, 1)
+    while len(hadamard) < scales.shape[-1]:
+        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
+    product = torch.diag_embed(scales[:, 0])
+    for scale in scales[:, 1:].unbind(1):
+        product = scale[..., None] * (hadamard @ product)
+    return product.flatten(0, 1)
+
+
 def fourier_features(z: Tensor, frequencies: Tensor) -> Tensor:
     """f(z) = R^(-1/2) [cos(Vz), sin(Vz)], so that f(z)·f(z') ≈ k(z, z').
 

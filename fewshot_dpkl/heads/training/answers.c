@@ -67,12 +67,11 @@ static int answer_by_waves(const Job *job, int64_t rows, int64_t b, const float 
     float *sine = s->sine + b * m * stride;
     if (!values) return 1;
     for (int64_t which = 0; which * job->block < r; which++) {
-        const float *columns = job->columns + which * d * stride;
         int64_t some = least(job->block, r - which * job->block);
-        waves(k, d, some, stride, theta, columns, s->phase, cosine, sine);
+        waves(job, which, k, some, stride, theta, s->phase, cosine, sine);
         for (int64_t i = 0; i < rows; i += b) {
             int64_t now = least(b, rows - i);
-            waves(now * m, d, some, stride, z + i * m * d, columns, s->phase, s->cosine, s->sine);
+            waves(job, which, now * m, some, stride, z + i * m * d, s->phase, s->cosine, s->sine);
             compare_waves(now, m, k, stride, s->cosine, s->sine, cosine, sine, s, values + i * s->padded);
         }
     }

@@ -13,7 +13,8 @@ typedef struct {
     const int64_t *labels, *orders; /* E n; E epochs n */
     const float *inputs; /* E n D, NONE and FREE */
     const float *kernel, *overlap, *begun, *reached, *products, *shown; /* SPAN: E nn, E nn, E n md twice, E mm, E */
-    const float *rows, *columns; /* frequencies: blocks of R d, and each block transposed, d R, R padded to LANES */
+    const float *rows, *columns; /* frequencies: blocks of R d, and each block transposed, d R, R padded to LANES ... */
+    const float *scales; /* ... or blocks of 4 d, see `rotate` */
     float *moved, *direction, *square; /* SPAN: E n md, E n md, E md; FREE: E D md three times */
     float *theta, *theta_mean, *theta_square; /* E PC d */
     float *kappa, *scores, *drift; /* E m m, E P P, E P P: what the last look at the particles gave */
@@ -115,12 +116,14 @@ static void closed_form_backward(const Job *job, int64_t b, Scratch *s)
     }
 }
 
-/* cos and sin of V z for rows z, r frequencies in rows of length `stride`, the rest zero */
+/* cos and sin of V z for rows z, the r frequencies of block `which` in rows of length `stride`, the rest zero */
 static void waves(
-    int64_t rows, int64_t d, int64_t r, int64_t stride, const float *z, const float *columns, float *phase,
+    const Job *job, int64_t which, int64_t rows, int64_t r, int64_t stride, const float *z, float *phase,
     float *cosine, float *sine)
 {
-    multiply(rows, stride, d, z, d, 1, columns, stride, phase, stride, 0);
+    int64_t d = job->width;
+    if (job->scales) rotate(rows, d, z, job->scales + which * 4 * d, 0, phase);
+    else multiply(rows, stride, d, z, d, 1, job->columns + which * d * stride, stride, phase, stride, 0);
     for (int64_t j = 0; j < rows * stride; j += LANES)
         cosine_and_sine(*(lanes *)(phase + j), (lanes *)(cosine + j), (lanes *)(sine + j));
     for (int64_t i = 0; i < rows && r < stride; i++)
@@ -155,7 +158,7 @@ static void compare_waves(
 static inline float bend(float k, float floor) { return k > floor ? k : floor * expf(fmaxf(k / floor - 1, -80)); }
 
 static void random_features_backward(
-    const Job *job, int64_t b, int64_t stride, const float *rows, int64_t r, Scratch *s)
+    const Job *job, int64_t which, int64_t b, int64_t stride, int64_t r, Scratch *s)
 {
     int64_t m = job->layers, d = job->width, k = job->particles * job->classes, first = b * m * stride;
     float *phase = s->phase + first, *cosine = s->cosine + first, *sine = s->sine + first;
@@ -171,7 +174,8 @@ static void random_features_backward(
             EACH (int64_t j = 0; j < stride; j++)
                 s->phase[at + j] = s->cosine[at + j] * by_sine[i * stride + j] - s->sine[at + j] * by_cosine[i * stride + j];
         }
-    multiply(b * m + k, d, r, s->phase, stride, 1, rows, d, s->gradient, d, 0);
+    if (job->scales) rotate(b * m + k, d, s->phase, job->scales + which * 4 * d, 1, s->gradient);
+    else multiply(b * m + k, d, r, s->phase, stride, 1, job->rows + which * d * stride, d, s->gradient, d, 0);
 }
 
 /* A network of its own for each particle: every layer meets its own class weights. */

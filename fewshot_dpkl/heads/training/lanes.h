@@ -163,12 +163,88 @@ static inline lanes over_root(lanes mean, lanes square, float floor)
 #endif
 }
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLES
+#endif
+#endif
+
+/* ---- products with random rotations ---- */
+
+#if defined(SHUFFLES) && LANES == 16
+#define PARTNERS(h) \
+    0 ^ h, 1 ^ h, 2 ^ h, 3 ^ h, 4 ^ h, 5 ^ h, 6 ^ h, 7 ^ h, 8 ^ h, 9 ^ h, 10 ^ h, 11 ^ h, 12 ^ h, 13 ^ h, 14 ^ h, 15 ^ h
+#elif defined(SHUFFLES)
+#define PARTNERS(h) 0 ^ h, 1 ^ h, 2 ^ h, 3 ^ h, 4 ^ h, 5 ^ h, 6 ^ h, 7 ^ h
+#endif
+#ifdef SHUFFLES
+#define PARTNER(x, h) __builtin_shufflevector(x, x, PARTNERS(h))
+#else
+static inline lanes partner(lanes x, int h)
+{
+    lanes y;
+    for (int i = 0; i < LANES; i++) y[i] = x[i ^ h];
+    return y;
+}
+#define PARTNER(x, h) partner(x, h)
+#endif
+
+/* Sums and differences of lanes, and of vectors, that are h apart */
+#define INSIDE(h) \
+    { \
+        lanes sign; \
+        UNROLLED16 (int i = 0; i < LANES; i++) sign[i] = i & h ? -1 : 1; \
+        UNROLLED16 (int i = 0; i < count; i++) v[i] = PARTNER(v[i], h) + sign * v[i]; \
+    }
+#define ACROSS(h) \
+    UNROLLED16 (int i = 0; i < count; i++) \
+        if (!(i & h)) { \
+            lanes sum = v[i] + v[i + h]; \
+            v[i + h] = v[i] - v[i + h], v[i] = sum; \
+        }
+
+/* `count` vectors at once, 1 or more rows of `vectors` */
+static inline __attribute__((always_inline)) void rotate_some(
+    int count, int vectors, const float *rows, const float *scales, int64_t next, float *out)
+{
+    lanes v[16];
+    UNROLLED16 (int i = 0; i < count; i++)
+        v[i] = *(const lanes *)(rows + i * LANES) * *(const lanes *)(scales + i % vectors * LANES);
+    for (int turn = 0; turn < 3; turn++) {
+        scales += next;
+        INSIDE(1) INSIDE(2) INSIDE(4)
+#if LANES == 16
+        INSIDE(8)
+#endif
+        if (vectors > 1) ACROSS(1)
+        if (vectors > 2) ACROSS(2)
+        if (vectors > 4) ACROSS(4)
+        if (vectors > 8) ACROSS(8)
+        UNROLLED16 (int i = 0; i < count; i++) v[i] *= *(const lanes *)(scales + i % vectors * LANES);
+    }
+    UNROLLED16 (int i = 0; i < count; i++) *(lanes *)(out + i * LANES) = v[i];
+}
+
+/* Rows x of width d, LANES to 16·LANES and a power of two, to S₃HS₂HS₁HS₀x, H being Hadamard's matrix and S_i the
+diagonal `scales` [4][d]; if `back`, to the transpose of this times x. */
+static void rotate(int64_t rows, int64_t d, const float *x, const float *scales, int back, float *out)
+{
+    int64_t next = back ? -d : d, i = 0;
+    if (back) scales += 3 * d;
+#define ROWS_OF(vectors) \
+    case vectors: \
+        for (; i + 16 / vectors <= rows; i += 16 / vectors) \
+            rotate_some(16, vectors, x + i * d, scales, next, out + i * d); \
+        for (; i < rows; i++) rotate_some(vectors, vectors, x + i * d, scales, next, out + i * d); \
+        break;
+    switch (d / LANES) { ROWS_OF(1) ROWS_OF(2) ROWS_OF(4) ROWS_OF(8) ROWS_OF(16) }
+}
+
 /* out[j][c] = in[c][j] for `count` rows of width d, out in rows of length `stride` */
 static void transpose(int64_t count, int64_t d, const float *in, float *out, int64_t stride)
 {
     int64_t c = 0;
-#if LANES == 16 && defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
+#if LANES == 16 && defined(SHUFFLES)
 #define LOW(s, c) ((c) & (s) ? 16 + (c) - (s) : (c))
 #define HIGH(s, c) ((c) & (s) ? 16 + (c) : (c) + (s))
 #define ALL(f, s) \
@@ -188,7 +264,6 @@ static void transpose(int64_t count, int64_t d, const float *in, float *out, int
             SWAP(8) SWAP(4) SWAP(2) SWAP(1)
             UNROLLED16 (int i = 0; i < 16; i++) *(lanes *)(out + (j + i) * stride + c) = row[i];
         }
-#endif
 #endif
     for (; c < count; c++)
         for (int64_t j = 0; j < d; j++) out[j * stride + c] = in[c * d + j];

@@ -25,7 +25,7 @@ FIELDS = {  # of `Job` in forms.h, in its order
     "layer form unit episodes points features layers width particles classes batch epochs": ctypes.c_int64,
     "frequencies block kappa_every liu_wang first until": ctypes.c_int64,
     "learning_rate momentum second epsilon precision floor prior repulsion": ctypes.c_double,
-    "labels orders inputs kernel overlap begun reached products shown rows columns": ctypes.c_void_p,
+    "labels orders inputs kernel overlap begun reached products shown rows columns scales": ctypes.c_void_p,
     "moved direction square theta theta_mean theta_square kappa scores drift": ctypes.c_void_p,
 }
 CLOSED, FOURIER, DOT, PAIRED = range(4)
@@ -99,8 +99,11 @@ class Work:
         if isinstance(similarity, forms.FourierKernel):
             self.job.form, self.job.floor = FOURIER, similarity.FLOOR
             self.job.frequencies, self.job.block = len(similarity.frequencies), similarity.per_step
-            rows, columns = similarity.packed
-            self.set(rows=rows, columns=columns)
+            if similarity.scales is not None and similarity.per_step == self.job.width:
+                self.set(scales=similarity.scales)
+            else:
+                rows, columns = similarity.packed
+                self.set(rows=rows, columns=columns)
         elif isinstance(similarity, forms.PairedProduct):
             self.job.form = PAIRED
         elif layer == NONE:

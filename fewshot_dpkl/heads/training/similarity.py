@@ -61,13 +61,16 @@ class FourierKernel(Similarity):
     Args:
         frequencies: `[R, d]`.
         per_step: how many of them a training step looks at, the next step at the next (default: all).
+        scales: `[R / d, 4, d]` that the frequencies are made of (`kernels.hadamard_scales`), if they are.
     """
 
     normalised = True
     FLOOR = 0.01
 
-    def __init__(self, frequencies: Tensor, per_step: int | None = None) -> None:
-        self.frequencies = frequencies
+    def __init__(
+        self, frequencies: Tensor, per_step: int | None = None, scales: Tensor | None = None
+    ) -> None:
+        self.frequencies, self.scales = frequencies, scales
         self.per_step = min(per_step or len(frequencies), len(frequencies))
 
     @cached_property

@@ -176,7 +176,7 @@ static void step_with_layers(const Job *job, int64_t e, int64_t step, int64_t b,
     if (job->form == FOURIER) {
         int64_t first = b * m * stride;
         memset(s->value, 0, b * s->padded * sizeof(float));
-        waves(b * m + k, d, r, stride, s->unit, job->columns + which * d * stride, s->phase, s->cosine, s->sine);
+        waves(job, which, b * m + k, r, stride, s->unit, s->phase, s->cosine, s->sine);
         compare_waves(b, m, k, stride, s->cosine, s->sine, s->cosine + first, s->sine + first, s, s->value);
         for (int64_t c = 0; c < b * s->padded; c++) {
             float raw = s->value[c] / r;
@@ -188,7 +188,7 @@ static void step_with_layers(const Job *job, int64_t e, int64_t step, int64_t b,
     else
         closed_form(job, b, theta, s);
     losses(job, b, job->labels + e * n, order, s);
-    if (job->form == FOURIER) random_features_backward(job, b, stride, job->rows + which * d * stride, r, s);
+    if (job->form == FOURIER) random_features_backward(job, which, b, stride, r, s);
     else if (job->form == PAIRED) paired_backward(job, b, s);
     else closed_form_backward(job, b, s);
     turn(b * m, d, s->unit, s->inverse, 1, job->unit, job->form == FOURIER ? 1.0f / m : 1, s->gradient);
