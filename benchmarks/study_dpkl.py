@@ -1,4 +1,4 @@
-"""What DPKL's choices for speed change, on real episodes, each against the slower way.
+"""What the choices for speed of DPKL and BLR change, on real episodes, each against the slower way.
 
     python benchmarks/study_dpkl.py frequencies --out runs/study
     python benchmarks/study_dpkl.py start judge --out runs/study
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate
+from fewshot_dpkl import BLRHead, DPKLHead, EpisodeSampler, FeatureSet, Head, evaluate
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.evaluation.metrics import mean_interval
 from fewshot_dpkl.files import atomic_path
@@ -59,6 +59,7 @@ STUDIES: dict[str, dict[str, Head]] = {
         "all D dimensions": DPKLHead(span=False, kappa_every=10),
         "span of the support set": DPKLHead(kappa_every=10),
     },
+    "blr": {"BLR in all D dimensions": BLRHead(span=False), "BLR in the span (default)": BLRHead()},
     "basis-exact": {
         "closed form, all D dimensions": DPKLHead(kernel="exact", span=False, kappa_every=10),
         "closed form, span of the support set": DPKLHead(kernel="exact", kappa_every=10),

@@ -89,16 +89,18 @@ def hadamard_scales(
 ) -> Tensor:
     """Orthogonal frequencies whose rotations are products of few numbers: `[R / d, 4, d]`.
 
-    A block is V = S₃HS₂HS₁HS₀ (SORF; Yu et al., 2016), with H Hadamard's matrix of ±1 and S_i diagonal: random
-    signs, and in S₃ chi(d) lengths as in `random_frequencies`. It takes d log d additions to multiply a
-    vector by it, and `hadamard_frequencies` writes it out.
+    A block is V = S₃HS₂HS₁HS₀ (SORF; Yu et al., 2016), with H Hadamard's matrix of ±1 and S_i diagonal:
+    random signs, and in S₃ chi(d) lengths as in `random_frequencies`. A vector is multiplied by it in
+    d log d additions; `hadamard_frequencies` writes it out.
 
     Args:
         dimension: d, a power of two.
         number: R, a multiple of d.
     """
     if dimension & (dimension - 1) or number % dimension:
-        raise ValueError(f"{number} frequencies of {dimension} dimensions; expected a multiple of a power of two")
+        raise ValueError(
+            f"{number} frequencies of {dimension} dimensions; expected a multiple of a power of two"
+        )
     scales = torch.randn(number // dimension, 4, dimension, generator=generator).sign()
     lengths = torch.randn(*scales.shape[::2], dimension, generator=generator).norm(dim=-1)  # R/d d
     scales[:, 3] = lengths / (lengthscale * dimension**1.5)  # the length of HHH's rows

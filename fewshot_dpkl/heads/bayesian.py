@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, unit
 from fewshot_dpkl.heads.training.draws import Draws
-from fewshot_dpkl.heads.training.layers import FreeLayers, Points
+from fewshot_dpkl.heads.training.layers import FreeLayers, Points, SpanPoints
 from fewshot_dpkl.heads.training.particle import Particles, Training, predict_by_particle, predictive
 from fewshot_dpkl.heads.training.similarity import DotProduct, ExactKernel, PairedProduct, Similarity
 from fewshot_dpkl.particles import Bandwidth
@@ -69,6 +69,9 @@ class BLRHead(ParticleHead):
 
     Args:
         cosine: class weights of unit length too: the softmax of a cosine instead of plain logits.
+        span: where n < D (and not `cosine`, and nothing to judge by but the support set), train by the
+            coordinates of class weights in the span of the support set (`layers.SpanPoints`): many times
+            faster. What prior and repulsion would do outside of the span is left out.
 
     The others are those of `ParticleHead`.
 
@@ -84,6 +87,7 @@ class BLRHead(ParticleHead):
     episodes_at_once = 24
 
     cosine: bool = False
+    span: bool = True
 
     def _layers(self, draws: Sequence[Draws], support: Tensor) -> Tensor | None:
         """The particles of a layer to start from, `[E, D, m, d]`, if the model has one."""
@@ -111,10 +115,15 @@ class BLRHead(ParticleHead):
         layers = Points(points, judged)
         if weights is not None:
             layers = FreeLayers(points, weights, "adam", self.learning_rate, judged)
+        elif self.span and not self.cosine and judged is None and points.shape[1] < width:
+            layers = SpanPoints(points, theta)
+            theta = layers.start
         trained = self._training(
             layers=layers, labels=labels, theta=theta, similarity=self._similarity(support), orders=orders,
             judged_labels=judged_labels, on_check=on_check,
         ).run()  # fmt: skip
+        if isinstance(layers, SpanPoints):
+            return {"class_weights": layers.class_weights(trained.theta)}
         state = {"class_weights": trained.theta}
         return state if trained.weights is None else {"weights": trained.weights, **state}
 
@@ -143,6 +152,7 @@ class BNNHead(BLRHead):
 
     latent: int = 128
     cosine: bool = True
+    span: bool = field(default=False, init=False)
 
     def _similarity(self, like: Tensor) -> Similarity:
         return PairedProduct(normalised=self.cosine)

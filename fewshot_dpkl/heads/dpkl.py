@@ -38,7 +38,9 @@ def _fourier_kernel(
     generator = torch.Generator().manual_seed(seed)
     if rotation == "hadamard" and latent & (latent - 1) == number % latent == 0:
         scales = hadamard_scales(latent, number, lengthscale=lengthscale, generator=generator)
-        return FourierKernel(hadamard_frequencies(scales).to(device, dtype), per_step, scales.to(device, dtype))
+        return FourierKernel(
+            hadamard_frequencies(scales).to(device, dtype), per_step, scales.to(device, dtype)
+        )
     frequencies = random_frequencies(latent, number, orthogonal=True, generator=generator)
     return FourierKernel(frequencies.to(device, dtype) / lengthscale, per_step)
 
@@ -59,8 +61,8 @@ class DPKLHead(ParticleHead):
         frequencies_per_step: how many of them a training step looks at, a different block each time, as a
             minibatch looks at some of the points; default `latent`, one orthogonal block. A small R would
             be as fast, but training then finds directions in which the few frequencies misjudge the kernel.
-        rotation: of orthogonal frequencies: `hadamard` for products of signs and Hadamard's matrix (SORF; Yu et
-            al., 2016), with which a step takes half the time, where `latent` is a power of two that divides R;
+        rotation: of orthogonal frequencies: `hadamard` for products of signs and Hadamard's matrix (SORF; Yu
+            et al., 2016), which take half the time, where `latent` is a power of two that divides R;
             `uniform` for any rotation alike.
         lengthscale: ℓ of the squared-exponential kernel.
         embeddings: m, the particles of the layer.

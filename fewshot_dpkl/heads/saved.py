@@ -68,6 +68,8 @@ def read_head(path: str | os.PathLike[str], find: Callable[[str], type[Head] | N
     if header.get("version") == 1:  # of release 0.1.0, without shapes and checksum
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         header = {**header, "version": FORMAT_VERSION, "state": shapes}
+        if header.get("head") == "dpkl" and isinstance(header.get("parameters"), dict):
+            header["parameters"] = {**header["parameters"], "rotation": "uniform"}  # the only one there was
         header["checksum"] = seal(header, tensors)
     if header.get("version") != FORMAT_VERSION:
         raise ValueError(

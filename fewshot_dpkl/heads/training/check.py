@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.training.draws import Draws, Start
-from fewshot_dpkl.heads.training.layers import FreeLayers, Points, SpanLayers
+from fewshot_dpkl.heads.training.layers import FreeLayers, Points, SpanLayers, SpanPoints
 from fewshot_dpkl.heads.training.particle import Training, answer
 from fewshot_dpkl.heads.training.similarity import (
     DotProduct,
@@ -24,18 +24,19 @@ def trained() -> list[Tensor]:
     labels, orders = torch.arange(7).expand(2, -1) % 3, torch.stack([random.orders(4, 7) for _ in range(2)])
     start = Start((40, 3, 19), 0.2, streams=torch.stack([Draws(e).stream() for e in range(2)]))
     weights, theta = start.weights(points), random.normal(2, 3, 3, 19)
+    class_weights = random.normal(2, 3, 3, 40)
+    in_span = SpanPoints(points, class_weights)
     models: list[tuple[Points, Tensor, Similarity]] = [
         (SpanLayers(points, start, "adam", 0.01), theta, FourierKernel(random.normal(40, 19), 24)),
         (SpanLayers(points, start, "adam", 0.01), theta, ExactKernel(0.1)),
         (FreeLayers(points, weights, "adam", 0.01), theta, ExactKernel(1.0)),
         (FreeLayers(points, weights, "adam", 0.01), theta, PairedProduct()),
-        (Points(points), random.normal(2, 3, 3, 40), DotProduct()),
+        (Points(points), class_weights, DotProduct()),
+        (in_span, in_span.start, DotProduct()),
     ]
     log_rho = []
-    for layers, class_weights, similarity in models:
-        training = Training(
-            layers, labels, class_weights, similarity, orders, batch_size=3, learning_rate=0.01
-        )
+    for layers, theta, similarity in models:
+        training = Training(layers, labels, theta, similarity, orders, batch_size=3, learning_rate=0.01)
         training.run()
         hidden = layers.hidden_of_judged()
         log_rho.append(answer(hidden, training.theta, similarity, layers.values is not None))

@@ -12,11 +12,13 @@ typedef struct {
     double learning_rate, momentum, second, epsilon, precision, floor, prior, repulsion;
     const int64_t *labels, *orders; /* E n; E epochs n */
     const float *inputs; /* E n D, NONE and FREE */
-    const float *kernel, *overlap, *begun, *reached, *products, *shown; /* SPAN: E nn, E nn, E n md twice, E mm, E */
+    const float *kernel, *overlap, *begun, *reached, *products; /* SPAN: E nn, E nn, E n md twice, E mm */
+    const float *outside; /* E PP: products of the parts of class weights that never move, where `theta` is the rest */
+    const float *shown; /* E, how many features there are: SPAN, and with `outside` */
     const float *rows, *columns; /* frequencies: blocks of R d, and each block transposed, d R, R padded to LANES ... */
     const float *scales; /* ... or blocks of 4 d, see `rotate` */
     float *moved, *direction, *square; /* SPAN: E n md, E n md, E md; FREE: E D md three times */
-    float *theta, *theta_mean, *theta_square; /* E PC d */
+    float *theta, *theta_mean, *theta_square; /* E PC d, the last E PC with `outside` */
     float *kappa, *scores, *drift; /* E m m, E P P, E P P: what the last look at the particles gave */
 } Job;
 
@@ -247,11 +249,11 @@ static float *divide_memory(const Job *job, int64_t b, Scratch *s)
     s->padded = pad(k);
     struct { float **part; int64_t size; } parts[] = {
         {&s->hidden, layered * b * width}, {&s->unit, layered * points * d}, {&s->inverse, points},
-        {&s->gradient, layered * points * d}, {&s->cosine, points * r}, {&s->sine, points * r},
+        {&s->gradient, (layered ? points : k * !!job->outside) * d}, {&s->cosine, points * r}, {&s->sine, points * r},
         {&s->phase, points * longer}, {&s->mean_cosine, b * r}, {&s->mean_sine, b * r},
         {&s->across, layered * d * pad(k)}, {&s->kernel, 2 * points * longer}, {&s->value, b * pad(k)}, {&s->logs, b * pad(k)},
         {&s->slope, most(b * pad(k), pad(b))}, {&s->of_layers, b * pad(k)}, {&s->of_classes, b * pad(k)},
-        {&s->mixed, most(layered * b * width, job->classes * p * p)}, {&s->move, layered ? most(k * d, 6 * width) : k * 128},
+        {&s->mixed, most(layered * b * width, job->classes * p * p)}, {&s->move, layered ? most(k * d, 6 * width) : k * most(128, d * !!job->outside)},
         {&s->weights, most(most(k, p * p), most(b * b, b * n)) + (job->layer == SPAN ? n * n + m * m : 0)},
         {&s->taken, most(b * (layered ? job->features : d), job->layer == SPAN ? n * width : 0)},
     };

@@ -7,17 +7,20 @@ only A, n numbers a unit, and what the layers make of the support points.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fewshot_dpkl.heads.base import widest
+from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.heads.training import native
 from fewshot_dpkl.heads.training.draws import Start
 from fewshot_dpkl.particles import distances_from_products
 
 Optimizer = Literal["adam", "sgd", "momentum"]
+Move = Callable[[Tensor], None]  # of a tensor, given its descent direction
 MOMENTUM = 0.9  # of momentum and of Adam
 SECOND, EPSILON = 0.999, 1e-8  # of Adam
 
@@ -31,6 +34,8 @@ class Points:
 
     values: Tensor | None = None
     """What training moves: `[E, ., m, d]`."""
+    outside: Tensor | None = None
+    """Products `[E, P, P]` of the parts of the class weights that training leaves as they are."""
 
     def __init__(self, points: Tensor, judged: Tensor | None = None) -> None:
         self.points = points
@@ -58,6 +63,43 @@ class Points:
 
         `drift` `[E, m, m]` is what prior and repulsion of SVGD make of the layers themselves.
         """
+
+    def optimizer_of_classes(self, name: Optimizer, theta: Tensor, learning_rate: float) -> Move:
+        """What moves the class weights `[E, P, C, d]`."""
+        return make_optimizer(name, theta, learning_rate)
+
+
+class SpanPoints(Points):
+    """No layer, and class weights θ `[E, P, C, D]` known by their coordinates in the span of the points.
+
+    What the points say of θ lies in their span, so n coordinates move, and the rest of θ stays what it was.
+    Prior and repulsion act inside the span; κ knows all of θ. A coordinate is no feature, so Adam has one
+    second moment for all of a class weight: its steps are the same in any basis of the span.
+
+    Args:
+        points: support points `[E, n, D]`, n < D; `self.points` are their coordinates `[E, n, n]`.
+        theta: class weights to start from; `start` are their coordinates `[E, P, C, n]`.
+    """
+
+    outside: Tensor
+
+    def __init__(self, points: Tensor, theta: Tensor) -> None:
+        span = support_span(points)
+        assert span.basis is not None
+        super().__init__(span.coordinates)
+        self.theta, self.basis = theta, span.basis  # E P C D, E n D
+        self.shown = (points != 0).any(1).sum(-1).clamp_min(1).to(points)  # features not always zero: E
+        self.start = (theta.flatten(1, 2) @ self.basis.mT).unflatten(1, theta.shape[1:3])
+        whole, inside = theta.flatten(2), self.start.flatten(2)
+        self.outside = whole @ whole.mT - inside @ inside.mT
+
+    def class_weights(self, coordinates: Tensor) -> Tensor:
+        """θ `[E, P, C, D]` where its coordinates are these."""
+        return self.theta + (coordinates - self.start) @ self.basis[:, None]
+
+    def optimizer_of_classes(self, name: Optimizer, theta: Tensor, learning_rate: float) -> Move:
+        assert name == "adam"
+        return RowAdam(theta, learning_rate, self.shown)
 
 
 class FreeLayers(Points):
@@ -199,6 +241,22 @@ class Adam:
         self.tensor.addcdiv_(self.mean, root, value=-self.learning_rate / (1 - MOMENTUM**self.steps))
 
 
+class RowAdam:
+    """Adam on `[E, P, C, d]` with one second moment a row: the mean over `number` `[E]` features."""
+
+    def __init__(self, tensor: Tensor, learning_rate: float, number: Tensor) -> None:
+        self.tensor, self.learning_rate, self.steps = tensor, learning_rate, 0
+        self.number = number
+        self.mean, self.square = torch.zeros_like(tensor), torch.zeros_like(tensor[..., 0])
+
+    def __call__(self, move: Tensor) -> None:
+        self.steps += 1
+        self.mean.lerp_(move, 1 - MOMENTUM)
+        self.square.lerp_(move.square().sum(-1) / self.number[:, None, None], 1 - SECOND)
+        root = (self.square / (1 - SECOND**self.steps)).sqrt() + EPSILON
+        self.tensor -= self.learning_rate / (1 - MOMENTUM**self.steps) * self.mean / root[..., None]
+
+
 class Descent:
     """The same with gradient descent, with or without momentum."""
 
@@ -211,7 +269,7 @@ class Descent:
         self.tensor.sub_(self.mean, alpha=self.learning_rate)
 
 
-def make_optimizer(name: Optimizer, tensor: Tensor, learning_rate: float) -> Adam | Descent:
+def make_optimizer(name: Optimizer, tensor: Tensor, learning_rate: float) -> Move:
     """All are elementwise, so that stacked episodes do not touch each other."""
     check_optimizer(name)
     if name == "adam":

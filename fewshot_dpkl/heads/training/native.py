@@ -25,7 +25,8 @@ FIELDS = {  # of `Job` in forms.h, in its order
     "layer form unit episodes points features layers width particles classes batch epochs": ctypes.c_int64,
     "frequencies block kappa_every liu_wang first until": ctypes.c_int64,
     "learning_rate momentum second epsilon precision floor prior repulsion": ctypes.c_double,
-    "labels orders inputs kernel overlap begun reached products shown rows columns scales": ctypes.c_void_p,
+    "labels orders inputs kernel overlap begun reached products outside shown": ctypes.c_void_p,
+    "rows columns scales": ctypes.c_void_p,
     "moved direction square theta theta_mean theta_square kappa scores drift": ctypes.c_void_p,
 }
 CLOSED, FOURIER, DOT, PAIRED = range(4)
@@ -99,7 +100,8 @@ class Work:
         if isinstance(similarity, forms.FourierKernel):
             self.job.form, self.job.floor = FOURIER, similarity.FLOOR
             self.job.frequencies, self.job.block = len(similarity.frequencies), similarity.per_step
-            if similarity.scales is not None and similarity.per_step == self.job.width:
+            # `rotate` holds a row in 16 registers, of 8 lanes at the least
+            if similarity.scales is not None and similarity.per_step == self.job.width <= 128:
                 self.set(scales=similarity.scales)
             else:
                 rows, columns = similarity.packed
@@ -161,17 +163,23 @@ def steps_of(training: Training) -> Callable[[int, int], None] | None:
         m = layers.values.shape[2]
         work = Work(theta, similarity, FREE, m)
         work.set(inputs=layers.points.contiguous())
-        adam = layers.optimise
-        moved |= {"moved": layers.values, "direction": adam.mean, "square": adam.square}
+        of_layers = layers.optimise
+        moved |= {"moved": layers.values, "direction": of_layers.mean, "square": of_layers.square}
     elif layers.values is None:
         m = 1
         work = Work(theta, similarity, NONE, m)
         work.set(inputs=padded(layers.points))
+        if isinstance(layers, kinds.SpanPoints):
+            work.set(outside=layers.outside, shown=layers.shown)
     else:
         return None
-    assert isinstance(training.move_classes, kinds.Adam)
-    moved |= {"theta": theta, "theta_mean": training.move_classes.mean}
-    moved |= {"theta_square": training.move_classes.square}
+    adam = training.move_classes
+    assert isinstance(adam, kinds.Adam | kinds.RowAdam)
+    moved |= {"theta": theta, "theta_mean": adam.mean}
+    if isinstance(adam, kinds.Adam):
+        moved |= {"theta_square": adam.square}
+    else:
+        work.set(theta_square=adam.square)
     inside = {name: padded(tensor) for name, tensor in moved.items()}
     p = theta.shape[1]
     work.set(**inside, labels=training.labels.long().contiguous(), orders=training.orders.contiguous())

@@ -22,10 +22,16 @@ from torch import Tensor
 
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.heads.training import native
-from fewshot_dpkl.heads.training.layers import Optimizer, Points, make_optimizer, take, through
+from fewshot_dpkl.heads.training.layers import Optimizer, Points, take, through
 from fewshot_dpkl.heads.training.similarity import Similarity
 from fewshot_dpkl.parallel import stop_if_unwanted
-from fewshot_dpkl.particles import Bandwidth, particle_distances, particle_kernel, svgd_mixing
+from fewshot_dpkl.particles import (
+    Bandwidth,
+    distances_from_products,
+    particle_distances,
+    particle_kernel,
+    svgd_mixing,
+)
 
 
 @dataclass
@@ -111,12 +117,15 @@ def look_at_kernels(
     prior: float,
     rule: Bandwidth = "paper",
     repulsion: float = 1.0,
+    outside: Tensor | None = None,
 ) -> Mixing:
     """κ between the class weights `[E, P, C, d]`, and between layers at squared distances `[E, m, m]`.
 
-    `joint` is that of `Similarity`, the others those of `Training`.
+    `joint` is that of `Similarity`, `outside` that of `SpanPoints`, the others those of `Training`.
     """
     distances, layers = particle_distances(theta.flatten(2)), None
+    if outside is not None:
+        distances = distances + distances_from_products(outside)
     if between_layers is not None:
         if joint:
             distances = distances + between_layers
@@ -207,7 +216,7 @@ class Training:
     @torch.no_grad()
     def run(self) -> Particles:
         self.theta = self.theta.clone()
-        self.move_classes = make_optimizer(self.optimizer, self.theta, self.learning_rate)
+        self.move_classes = self.layers.optimizer_of_classes(self.optimizer, self.theta, self.learning_rate)
         take_steps = native.steps_of(self) or self.take_steps
         layers, judge = self.layers, self.judge or self.similarity
         truth = self.labels if self.judged_labels is None else self.judged_labels
@@ -234,7 +243,7 @@ class Training:
             if step % self.kappa_every == 0:
                 self.mixing = look_at_kernels(
                     self.theta, layers.distances(), joint=similarity.joint, prior=self.prior, rule=self.rule,
-                    repulsion=self.repulsion,
+                    repulsion=self.repulsion, outside=layers.outside,
                 )  # fmt: skip
             epoch, of_epoch = divmod(step, -(-n // self.batch_size))
             rows = self.orders[:, epoch, of_epoch * self.batch_size :][:, : self.batch_size]  # E b

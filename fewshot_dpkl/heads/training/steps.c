@@ -57,7 +57,8 @@ static void look_at_kernels(const Job *job, int64_t e, Scratch *s)
     int64_t m = job->layers, p = job->particles, size = job->classes * job->width;
     float products[p * p], sorted[most(m * m, p * p)], of_layers[m * m];
     const float *theta = job->theta + e * p * size;
-    memset(products, 0, sizeof products);
+    if (job->outside) memcpy(products, job->outside + e * p * p, sizeof products);
+    else memset(products, 0, sizeof products);
     gram(1, p, size, theta, theta, products);
     if (job->layer != NONE) {
         layer_products(job, e, of_layers, s);
@@ -92,6 +93,23 @@ static inline void adam(
         m += fresh * (g - m), v += fresh_square * (g * g - v);
         *(lanes *)(mean + j) = m, *(lanes *)(square + j) = v;
         *(lanes *)(x + j) -= s->rate * over_root(m, v, s->floor);
+    }
+}
+
+/* Adam with one second moment for each row of width d, in `square`, see `RowAdam`. */
+static void adam_by_row(
+    const Job *job, const Scratch *s, int64_t rows, int64_t d, float shown, const float *move, float *x, float *mean,
+    float *square)
+{
+    float fresh = 1 - job->momentum, fresh_square = 1 - job->second;
+    for (int64_t i = 0; i < rows; i++, move += d, x += d, mean += d) {
+        square[i] += fresh_square * (dot(d, move, move) / shown - square[i]);
+        float rate = s->rate / (sqrtf(square[i]) + s->floor);
+        for (int64_t j = 0; j < d; j += LANES) {
+            lanes m = *(lanes *)(mean + j);
+            m += fresh * (*(const lanes *)(move + j) - m);
+            *(lanes *)(mean + j) = m, *(lanes *)(x + j) -= rate * m;
+        }
     }
 }
 
@@ -148,7 +166,11 @@ static void move_classes(const Job *job, int64_t e, const float *gradient, Scrat
     for (int64_t j = 0; j < p * p; j++) s->weights[j] = -job->scores[e * p * p + j];
     multiply(p, size, p, job->drift + e * p * p, p, 1, job->theta + at, size, s->move, size, 0);
     multiply(p, size, p, s->weights, p, 1, gradient, size, s->move, size, 1);
-    adam(job, s, p * size, s->move, job->theta + at, job->theta_mean + at, job->theta_square + at);
+    if (job->outside) {
+        int64_t k = p * job->classes;
+        adam_by_row(job, s, k, job->width, job->shown[e], s->move, job->theta + at, job->theta_mean + at, job->theta_square + e * k);
+    } else
+        adam(job, s, p * size, s->move, job->theta + at, job->theta_mean + at, job->theta_square + at);
 }
 
 /* ---- whole steps ---- */
@@ -217,6 +239,10 @@ static void step_without_layers(const Job *job, int64_t e, int64_t b, const int6
     memcpy(s->logs, s->kernel, b * s->padded * sizeof(float));
     from_logs(job, b, s);
     losses(job, b, job->labels + e * n, order, s);
+    if (job->outside) { /* coordinates in the span: few, and nothing to scale */
+        multiply(k, d, b, s->of_classes, 1, s->padded, s->taken, d, s->gradient, d, 0);
+        return move_classes(job, e, s->gradient, s);
+    }
     for (int64_t c = 0; c < k; c++) {
         float along = 0;
         for (int64_t i = 0; i < b; i++) along += s->of_classes[i * s->padded + c] * s->kernel[i * s->padded + c];

@@ -17,6 +17,10 @@ SMALL = dict(epochs=12, learning_rate=3e-3)
 LAYER = dict(latent=32, kappa_every=4, **SMALL)
 CASES = {
     "random features": DPKLHead(frequencies=96, frequencies_per_step=32, **LAYER),
+    "random features, uniform rotations": DPKLHead(frequencies=96, rotation="uniform", **LAYER),
+    "random features, narrow": DPKLHead(frequencies=48, **LAYER | dict(latent=16)),
+    "random features, wide": DPKLHead(frequencies=256, batch_size=3, **LAYER | dict(latent=128)),
+    "random features, wider than a rotation in C": DPKLHead(frequencies=256, **LAYER | dict(latent=256)),
     "random features, long phases": DPKLHead(frequencies=64, lengthscale=0.4, **LAYER),
     "random features, so few that values fall below the floor": DPKLHead(frequencies=16, **LAYER),
     "random features, the last block shorter": DPKLHead(frequencies=41, frequencies_per_step=20, **LAYER),
@@ -35,6 +39,8 @@ CASES = {
     "all dimensions, normal start": DPKLHead(span=False, kernel="exact", start="normal", **LAYER),
     "DBLR": DBLRHead(**LAYER),
     "BLR": BLRHead(**SMALL),
+    "BLR in all dimensions": BLRHead(span=False, **SMALL),
+    "BLR, numbers that are multiples of nothing": BLRHead(particles=7, batch_size=3, **SMALL),
     "BLR of cosines": BLRHead(cosine=True, batch_size=7, **SMALL),
     "BLR whose particles attract each other": BLRHead(repulsion=-1.0, bandwidth="liu-wang", **SMALL),
     "BNN": BNNHead(latent=24, **SMALL),

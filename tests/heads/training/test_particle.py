@@ -262,10 +262,34 @@ def test_head_agrees_with_the_reference_loop(kernel, embeddings):
 def test_blr_agrees_with_the_reference_loop():
     x, y, xq = (torch.tensor(a) for a in task(dimension=40)[:3])
     x, xq = x.double(), xq.double()
-    head = BLRHead(particles=4, epochs=15, learning_rate=3e-3)
+    head = BLRHead(particles=4, epochs=15, learning_rate=3e-3, span=False)
     theirs = reference.blr(x, y, xq, 3, particles=4, epochs=15, learning_rate=3e-3)
     ours = head.log_proba_episodes(head.fit_episodes(x[None], y[None], [3]), xq[None])[0].exp()
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_blr_in_the_span_is_gradient_descent_inside_it():
+    """Against a loop over class weights of all D dimensions, whose directions are projected to the span."""
+    x, y, xq = (torch.tensor(a).double() for a in task(dimension=40)[:3])
+    x[:, 7] = 0  # a feature that nobody shows
+    points, draws, n = torch.nn.functional.normalize(x, dim=1), Draws(3), len(x)
+    targets, projection = one_hot(y.long()[None], x.dtype)[0], torch.linalg.pinv(points) @ points
+    theta = draws.normal(3, 4, 40).double() / 40**0.5
+    mean, square, step = torch.zeros_like(theta), torch.zeros(3, 4, 1), 0
+    for order in draws.orders(4, n):
+        for batch in order.split(5):
+            step += 1
+            residual = targets[batch, None] - (points[batch] @ theta.mT).softmax(-1).transpose(0, 1)
+            score = n / 5 * torch.einsum("bpc,bd->pcd", residual, points[batch]) - 2 * 0.05 * theta
+            move = -svgd_direction(theta.flatten(1), score.flatten(1)).view_as(theta) @ projection
+            mean, square = 0.9 * mean + 0.1 * move, 0.999 * square + 0.001 * move.square().sum(-1, True) / 39
+            root = (square / (1 - 0.999**step)).sqrt() + 1e-8
+            theta = theta - 0.01 * mean / (1 - 0.9**step) / root
+    theirs = torch.nn.functional.normalize(xq, dim=1) @ theta.mT
+    head = BLRHead(particles=3, epochs=4, learning_rate=0.01, prior=0.05)
+    state = head.fit_episodes(x[None], y.long()[None], [3])
+    ours = head.particle_log_proba_episodes(state, xq[None])[0]
+    torch.testing.assert_close(ours, theirs.log_softmax(-1).transpose(0, 1))
 
 
 def test_dblr_is_dpkl_with_one_particle_and_a_softmax_of_the_cosine():
