@@ -307,7 +307,7 @@ def fold(extractor: Extractor) -> Extractor:
 def extract_features(
     extractor: Extractor,
     pixels: np.ndarray,
-    batch_size: int = 32,
+    batch_size: int = 16,
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> np.ndarray:

@@ -2,10 +2,12 @@
 
 #include "forms.h"
 
-/* out [rows][columns] += a [rows][depth] · b [depth][columns]; columns is a multiple of LANES. */
-void add_product(int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *out)
+/* out [E][rows][columns] = a [E][rows][depth] · b [E][depth][columns]; columns is a multiple of LANES. */
+void products(
+    int64_t episodes, int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *out)
 {
-    multiply(rows, columns, depth, a, depth, 1, b, columns, out, columns, 1);
+    for (int64_t e = 0; e < episodes; e++, a += rows * depth, b += depth * columns, out += rows * columns)
+        multiply(rows, columns, depth, a, depth, 1, b, columns, out, columns, 0);
 }
 
 /* numpy's SFC64 */
@@ -83,33 +85,35 @@ static int answer_by_waves(const Job *job, int64_t rows, int64_t b, const float 
     return 0;
 }
 
-/* log ρ [rows][P][C] of points of one episode with the first class weights of the job. `hidden` is [rows][m][d], what
-the layers make of the points, overwritten; or [rows][d], the points themselves. Returns 1 if there is no memory. */
+/* log ρ [E][rows][P][C] of points. `hidden` is [E][rows][m][d], what the layers make of the points, overwritten; or
+[E][rows][d], the points themselves. Returns 1 if there is no memory. */
 int answer(const Job *job, int64_t rows, float *hidden, float *out)
 {
     int64_t m = job->layers, d = job->width, k = job->particles * job->classes, b = least(rows, 8);
     Scratch s;
     float *memory = divide_memory(job, b, &s), inverse[most(k, 8 * m)], *theta = malloc(k * d * sizeof(float));
     if (!memory || !theta) return free(memory), free(theta), 1;
-    normalise(k, d, job->theta, 0, job->unit, theta, inverse);
-    for (int64_t i = 0; i < rows && job->layer != NONE; i += 8)
-        normalise(least(8, rows - i) * m, d, hidden + i * m * d, 1, job->unit, hidden + i * m * d, inverse);
     int failed = 0;
-    if (job->form == FOURIER) failed = answer_by_waves(job, rows, b, hidden, theta, &s, out);
-    else
-        for (int64_t i = 0; i < rows; i += b) {
-            int64_t now = least(b, rows - i);
-            s.unit = hidden + i * m * d;
-            if (job->layer == NONE) {
-                for (int64_t c = 0; c < k; c++) {
-                    dots(now, d, theta + c * d, s.unit, s.slope);
-                    for (int64_t j = 0; j < now; j++) s.logs[j * s.padded + c] = s.slope[j];
-                }
-                from_logs(job, now, &s);
-            } else if (job->form == PAIRED) paired(job, now, theta, &s);
-            else closed_form(job, now, theta, &s);
-            write_logs(job, now, &s, out + i * k);
-        }
+    for (int64_t e = 0; e < job->episodes && !failed; e++, hidden += rows * m * d, out += rows * k) {
+        normalise(k, d, job->theta + e * k * d, 0, job->unit, theta, inverse);
+        for (int64_t i = 0; i < rows && job->layer != NONE; i += 8)
+            normalise(least(8, rows - i) * m, d, hidden + i * m * d, 1, job->unit, hidden + i * m * d, inverse);
+        if (job->form == FOURIER) failed = answer_by_waves(job, rows, b, hidden, theta, &s, out);
+        else
+            for (int64_t i = 0; i < rows; i += b) {
+                int64_t now = least(b, rows - i);
+                s.unit = hidden + i * m * d;
+                if (job->layer == NONE) {
+                    for (int64_t c = 0; c < k; c++) {
+                        dots(now, d, theta + c * d, s.unit, s.slope);
+                        for (int64_t j = 0; j < now; j++) s.logs[j * s.padded + c] = s.slope[j];
+                    }
+                    from_logs(job, now, &s);
+                } else if (job->form == PAIRED) paired(job, now, theta, &s);
+                else closed_form(job, now, theta, &s);
+                write_logs(job, now, &s, out + i * k);
+            }
+    }
     free(memory), free(theta);
     return failed;
 }

@@ -132,6 +132,20 @@ static void waves(
         for (int64_t j = r; j < stride; j++) cosine[i * stride + j] = sine[i * stride + j] = 0;
 }
 
+static inline __attribute__((always_inline)) void some_waves(
+    int count, int64_t stride, const float *cosine, const float *sine, const float *cosines, const float *sines,
+    float *value, int64_t next)
+{
+    lanes sum[5];
+    UNROLLED (int i = 0; i < count; i++) sum[i] = (lanes){0};
+    for (int64_t j = 0; j < stride; j += LANES) {
+        lanes c = *(const lanes *)(cosine + j), t = *(const lanes *)(sine + j);
+        UNROLLED (int i = 0; i < count; i++)
+            sum[i] += c * *(const lanes *)(cosines + i * stride + j) + t * *(const lanes *)(sines + i * stride + j);
+    }
+    UNROLLED (int i = 0; i < count; i++) value[i * next] += total(sum[i]);
+}
+
 /* value[i][c] += Σ_r of the mean waves of point i times those of class weight c */
 static void compare_waves(
     int64_t b, int64_t m, int64_t k, int64_t stride, const float *cosine, const float *sine, const float *of_cosine,
@@ -146,13 +160,15 @@ static void compare_waves(
                 c += *(lanes *)(of_points + l * stride + j), t += *(lanes *)(sines + l * stride + j);
             *(lanes *)(mean_cosine + j) = c / (float)m, *(lanes *)(mean_sine + j) = t / (float)m;
         }
-        for (int64_t c = 0; c < k; c++) {
-            lanes sum = {0};
-            for (int64_t j = 0; j < stride; j += LANES)
-                sum += *(lanes *)(mean_cosine + j) * *(lanes *)(of_cosine + c * stride + j) +
-                       *(lanes *)(mean_sine + j) * *(lanes *)(of_sine + c * stride + j);
-            value[i * s->padded + c] += total(sum);
-        }
+    }
+    for (int64_t c = 0; c < k; c++) {
+        const float *of_c = of_cosine + c * stride, *of_t = of_sine + c * stride;
+        int64_t i = 0;
+#define SOME_WAVES(count) \
+    for (; i + count <= b; i += count) \
+        some_waves(count, stride, of_c, of_t, s->mean_cosine + i * stride, s->mean_sine + i * stride, \
+            value + i * s->padded + c, s->padded);
+        SOME_WAVES(5) SOME_WAVES(1)
     }
 }
 
@@ -213,7 +229,8 @@ static void losses(const Job *job, int64_t b, const int64_t *labels, const int64
         for (int64_t p = 0; p < particles; p++) {
             float *rho = value + p * classes, sum = 0;
             for (int64_t c = 0; c < classes; c++) sum += rho[c];
-            for (int64_t c = 0; c < classes; c++) rho[c] /= sum;
+            float inverse = 1 / sum;
+            for (int64_t c = 0; c < classes; c++) rho[c] *= inverse;
             share[p] = can_vanish(job) ? s->logs[i * s->padded + p * classes + label] - logf(sum) : rho[label];
             best = fmaxf(best, share[p]);
         }

@@ -95,7 +95,8 @@ class SpanPoints(Points):
 
     def class_weights(self, coordinates: Tensor) -> Tensor:
         """θ `[E, P, C, D]` where its coordinates are these."""
-        return self.theta + (coordinates - self.start) @ self.basis[:, None]
+        moved = (coordinates - self.start).flatten(1, 2) @ self.basis
+        return self.theta + moved.view_as(self.theta)
 
     def optimizer_of_classes(self, name: Optimizer, theta: Tensor, learning_rate: float) -> Move:
         assert name == "adam"

@@ -61,10 +61,9 @@ def address(tensor: Tensor) -> ctypes.c_void_p:
 def product(a: Tensor, b: Tensor) -> Tensor:
     """`[E, rows, depth]` times `[E, depth, columns]`."""
     a, wide = a.contiguous(), padded(b)
-    out = a.new_zeros(*a.shape[:2], wide.shape[-1])
-    for e in range(len(a)):
-        sizes = (a.shape[1], wide.shape[2], a.shape[2])
-        library().add_product(*map(ctypes.c_int64, sizes), address(a[e]), address(wide[e]), address(out[e]))
+    out = a.new_empty(*a.shape[:2], wide.shape[-1])
+    sizes = (*a.shape[:2], wide.shape[2], a.shape[2])
+    library().products(*map(ctypes.c_int64, sizes), address(a), address(wide), address(out))
     return out[..., : b.shape[-1]]
 
 
@@ -135,9 +134,7 @@ def answer(hidden: Tensor, theta: Tensor, similarity: forms.Similarity, layered:
     z = padded(hidden)
     z = z.clone() if layered and z.data_ptr() == hidden.data_ptr() else z  # it is overwritten
     log_rho = hidden.new_empty(episodes, rows, *theta.shape[1:3])
-    for e in range(episodes):
-        work.set(theta=padded(theta[e]))
-        call("answer", ctypes.byref(work.job), ctypes.c_int64(rows), address(z[e]), address(log_rho[e]))
+    call("answer", ctypes.byref(work.job), ctypes.c_int64(rows), address(z), address(log_rho))
     return log_rho
 
 
