@@ -43,7 +43,7 @@ from fewshot_dpkl.evaluation.evaluator import score_head
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.files import atomic_path
 from fewshot_dpkl.heads.training import compiled
-from fewshot_dpkl.kernels import random_frequencies
+from fewshot_dpkl.heads.training.similarity import FourierKernel
 from fewshot_dpkl.parallel import on_every_core
 
 OURS: dict[str, Callable[[], Head]] = {
@@ -78,10 +78,16 @@ SWEEPS: dict[str, list[int]] = {
 }
 
 
+def own_frequencies() -> Tensor:
+    """Those of our DPKL, `[R, d]`."""
+    kernel = DPKLHead()._similarity(torch.zeros(()))
+    assert isinstance(kernel, FourierKernel)
+    return kernel.frequencies
+
+
 def rivals() -> dict[str, Callable[..., np.ndarray | Tensor]]:
     """name → function(support, labels, query, seed) → class probabilities or predictions `[q, C]`."""
-    generator = torch.Generator().manual_seed(0)  # the head's own, frequency_seed=0
-    frequencies = random_frequencies(128, 1280, orthogonal=True, generator=generator)
+    frequencies = own_frequencies()
 
     def logistic(support: Tensor, labels: Tensor, query: Tensor, seed: int) -> np.ndarray:
         x, q = (torch.nn.functional.normalize(a, dim=-1).numpy() for a in (support, query))

@@ -65,7 +65,7 @@ def main() -> None:
         state = head.fit_episodes(x[:trials], y[:trials], range(trials))
         return head.log_proba_episodes(state, query.expand(trials, -1, -1)).exp()
 
-    dpkl = DPKLHead(frequencies=FREQUENCIES, span=False, **settings)
+    dpkl = DPKLHead(frequencies=FREQUENCIES, rotation="uniform", span=False, **settings)
     exact = DPKLHead(kernel="exact", span=False, **settings)
     measured: dict[str, tuple[int, Callable[[int], Tensor]]] = {
         "plain loop": (1, loop),

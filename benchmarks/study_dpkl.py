@@ -59,6 +59,10 @@ STUDIES: dict[str, dict[str, Head]] = {
         "all D dimensions": DPKLHead(span=False, kappa_every=10),
         "span of the support set": DPKLHead(kappa_every=10),
     },
+    "rotation": {
+        "any rotation": DPKLHead(rotation="uniform"),
+        "signs and Hadamard's matrix (default)": DPKLHead(),
+    },
     "blr": {"BLR in all D dimensions": BLRHead(span=False), "BLR in the span (default)": BLRHead()},
     "basis-exact": {
         "closed form, all D dimensions": DPKLHead(kernel="exact", span=False, kappa_every=10),

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from benchmarks import reference
+from benchmarks.bench_heads import own_frequencies
 from fewshot_dpkl import DPKLHead, EpisodeSampler, FeatureSet, evaluate
 from fewshot_dpkl.evaluation.features import SHIPPED
 from fewshot_dpkl.evaluation.metrics import mean_interval, score
-from fewshot_dpkl.kernels import random_frequencies
 from fewshot_dpkl.parallel import on_every_core
 
 FIGURES = ("accuracy", "nll", "brier")
@@ -56,10 +56,7 @@ def main() -> None:
     features = FeatureSet.load(arguments.features)
     table = torch.as_tensor(features.features.astype(np.float32))
     sampler = EpisodeSampler(features)
-    frequencies = None
-    if arguments.kernel == "rff":
-        generator = torch.Generator().manual_seed(0)  # the head's own, frequency_seed=0
-        frequencies = random_frequencies(128, 1280, orthogonal=True, generator=generator)
+    frequencies = own_frequencies() if arguments.kernel == "rff" else None
 
     last = time.monotonic() + 60 * arguments.minutes
 

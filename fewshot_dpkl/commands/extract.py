@@ -39,7 +39,7 @@ def parse() -> argparse.Namespace:
         "Conv-4 better features for five times the time, 0 the whole alone (default: the backbone's card)",
     )
     add("--dtype", default="float32", choices=["float16", "float32"])
-    add("--batch-size", type=int, default=32)
+    add("--batch-size", type=int, default=16)
     add_device_arguments(parser)
     return parser.parse_args()
 

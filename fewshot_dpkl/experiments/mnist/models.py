@@ -55,7 +55,7 @@ def make_heads(model: str, seed: int = 0, epochs: int = EPOCHS) -> list[Head]:
         return [DBLRHead(**layer)]
     if variant == "lengthscale":  # random features are too coarse for short lengthscales
         return [DPKLHead(kernel="exact", lengthscale=scale, **layer) for scale in LENGTHSCALES]
-    return [DPKLHead(frequencies=FREQUENCIES, frequency_seed=seed, **layer)]
+    return [DPKLHead(frequencies=FREQUENCIES, rotation="uniform", frequency_seed=seed, **layer)]
 
 
 @dataclass(frozen=True)
