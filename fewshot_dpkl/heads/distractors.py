@@ -33,10 +33,8 @@ def weights_of_unlabeled(support: Tensor, labels: Tensor, unlabeled: Tensor) -> 
     squared, counted = classes.squared_distances_left_out(known, labels)
     own = squared.amin(-1).clamp_min(0).sqrt()  # E n
     others = torch.where(one_hot(labels, torch.bool), torch.inf, squared).amin(-1).clamp_min(0).sqrt()
-    near, far = (
-        known_distances(own, counted, scale[:, None] * scale.new_tensor([NEAR, DEVIATION]))[:, 0],
-        others.mean(1),
-    )
+    believed = scale[:, None] * scale.new_tensor([NEAR, DEVIATION])  # E 2
+    near, far = known_distances(own, counted, believed)[:, 0], others.mean(1)
     number = counted.sum(-1)
     squares = ((own - near[:, None]).square() * counted).sum(-1) + (others - far[:, None]).square().sum(-1)
     squares = squares + BELIEVED * (DEVIATION * scale).square()
