@@ -38,9 +38,8 @@ def _fourier_kernel(
     generator = torch.Generator().manual_seed(seed)
     if rotation == "hadamard" and latent & (latent - 1) == number % latent == 0:
         scales = hadamard_scales(latent, number, lengthscale=lengthscale, generator=generator)
-        return FourierKernel(
-            hadamard_frequencies(scales).to(device, dtype), per_step, scales.to(device, dtype)
-        )
+        scales = scales.to(device, dtype)
+        return FourierKernel(hadamard_frequencies(scales), per_step, scales)
     frequencies = random_frequencies(latent, number, orthogonal=True, generator=generator)
     return FourierKernel(frequencies.to(device, dtype) / lengthscale, per_step)
 
@@ -112,6 +111,8 @@ class DPKLHead(ParticleHead):
             return ExactKernel(self.lengthscale)
         if self.kernel != "rff":
             raise ValueError(f"unknown kernel {self.kernel!r}; use 'rff' or 'exact'")
+        if self.rotation not in ("hadamard", "uniform"):
+            raise ValueError(f"unknown rotation {self.rotation!r}; use 'hadamard' or 'uniform'")
         number, per_step = self.frequencies or 10 * self.latent, self.frequencies_per_step or self.latent
         of = (self.latent, number, per_step, self.frequency_seed, self.rotation, self.lengthscale)
         return _fourier_kernel(*of, like.dtype, like.device)

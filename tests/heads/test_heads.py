@@ -136,6 +136,8 @@ def test_unknown_heads_and_parameters_are_refused_by_name():
     x, y, _, _ = task()
     with pytest.raises(ValueError, match=r"unknown kernel 'rbf'; use 'rff' or 'exact'"):
         DPKLHead(kernel="rbf").fit(x, y)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"unknown rotation 'haar'; use 'hadamard' or 'uniform'"):
+        DPKLHead(rotation="haar").fit(x, y)  # type: ignore[arg-type]
 
 
 def test_nearest_neighbour_agrees_with_scikit_learn(clusters):

@@ -15,6 +15,7 @@ from fewshot_dpkl.heads.training.similarity import (
     PairedProduct,
     Similarity,
 )
+from fewshot_dpkl.kernels import hadamard_frequencies, hadamard_scales
 
 
 def trained() -> list[Tensor]:
@@ -26,8 +27,12 @@ def trained() -> list[Tensor]:
     weights, theta = start.weights(points), random.normal(2, 3, 3, 19)
     class_weights = random.normal(2, 3, 3, 40)
     in_span = SpanPoints(points, class_weights)
+    narrow = Start((40, 3, 16), 0.2, streams=start.streams)
+    scales = hadamard_scales(16, 32, generator=random.generator)
+    rotated = FourierKernel(hadamard_frequencies(scales), 16, scales)
     models: list[tuple[Points, Tensor, Similarity]] = [
         (SpanLayers(points, start, "adam", 0.01), theta, FourierKernel(random.normal(40, 19), 24)),
+        (SpanLayers(points, narrow, "adam", 0.01), random.normal(2, 3, 3, 16), rotated),
         (SpanLayers(points, start, "adam", 0.01), theta, ExactKernel(0.1)),
         (FreeLayers(points, weights, "adam", 0.01), theta, ExactKernel(1.0)),
         (FreeLayers(points, weights, "adam", 0.01), theta, PairedProduct()),

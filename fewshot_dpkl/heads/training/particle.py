@@ -277,6 +277,5 @@ class Selection:
         better = (error < self.error) | ((error == self.error) & (loss < self.loss))
         self.error = torch.where(better, error, self.error)
         self.loss = torch.where(better, loss, self.loss)
-        for e in better.nonzero().flatten().tolist():  # one by one: to gather and to scatter is slower
-            for kept, now in zip(self.kept, self.current, strict=True):
-                kept[e] = now[e]
+        for kept, now in zip(self.kept, self.current, strict=True):
+            kept[better] = now[better]
