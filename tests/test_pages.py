@@ -75,8 +75,6 @@ def made_up(tmp_path, monkeypatch):
     monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", lambda self: None)
     # twenty pictures of every class would take their time
     monkeypatch.setattr(train, "make_validate", lambda *arguments: lambda backbone: {"1-nn": 50.0})
-    for name in ("lengthscale_of", "write_lengthscale"):
-        monkeypatch.setattr(train, name, lambda *arguments: {}, raising=False)
 
 
 @pytest.mark.usefixtures("made_up", "registered_backbones")
