@@ -181,7 +181,8 @@ def fit(
 
     Heads that learn from pictures without labels are given the features of such.
     """
-    classifiers = {head: FewShotClassifier(backbone, make_head(head).name, cache) for head in heads}
+    made = {name: make_head(name) for name in heads}
+    classifiers = {name: FewShotClassifier(backbone, head, cache) for name, head in made.items()}
     found = read_support(folder)
     features, refused = embed(backbone, found.paths, cache, progress=True)
     name_left_out(found, refused)
@@ -192,9 +193,8 @@ def fit(
             f"class {', '.join(empty)} has no picture that can be read; give it at least one, or remove "
             "its folder"
         )
-    for classifier in classifiers.values():
-        learns = make_head(str(classifier.head)).learns_from_unlabeled
-        classifier.fit_features(features, kept, unlabeled if learns else None)
+    for name, classifier in classifiers.items():
+        classifier.fit_features(features, kept, unlabeled if made[name].learns_from_unlabeled else None)
     return classifiers
 
 

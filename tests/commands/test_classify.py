@@ -39,6 +39,17 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+def test_a_head_of_ones_own_by_its_import_path(classify, birds, monkeypatch):
+    own = "from fewshot_dpkl import CentroidHead\n\n\nclass Mine(CentroidHead):\n    name = 'mine'\n"
+    (birds / "my_heads.py").write_text(own)
+    monkeypatch.syspath_prepend(birds)
+    result = classify("--head", "my_heads:Mine", "--head", "centroid")
+    assert result.returncode == 0, result.stderr
+    mine, ours = result.stdout.splitlines()[-2:]
+    assert mine.startswith("accuracy of my_heads:Mine on 12 pictures of known class:")
+    assert mine.split(":")[-1] == ours.split(":")[-1]
+
+
 def test_two_heads_side_by_side_with_accuracy(classify, birds):
     heads = ["--head", "centroid", "--head", "nn"]
     result = classify(*heads, "--out", birds / "a.csv")
