@@ -34,10 +34,11 @@ class Extractor(nn.Module):
 
     Pictures are resized so that the shorter side has `resize` pixels, the middle `crop` × `crop` is cut
     out, values are divided by 255 and normalised with `mean` and `std`. With `mirror` the features are the
-    mean of those of a picture and of its mirror image. With `corners`, a share of the side such as 0.8, half
-    of the weight goes to the mean over the four corners of the picture, each cut out with that share of the
-    side: five looks for five times the time. The module sees `side` × `side` pixels of every look (default:
-    `crop`). Wrap a module of your own: `Extractor(module, resize=256, crop=224, card={"backbone": "mine"})`.
+    mean of those of a picture and of its mirror image. `corners` are shares of the side such as 0.8: for each
+    the four corners of the picture are cut out with that share, and the features are the mean of those of the
+    whole and of the mean corner of every share. Every share takes four looks more. The module sees `side` ×
+    `side` pixels of every look (default: `crop`). Wrap a module of your own:
+    `Extractor(module, resize=256, crop=224, card={"backbone": "mine"})`.
 
     Attributes:
         name: what `load_backbone` finds it by, or the name of the module on its card.
@@ -55,22 +56,28 @@ class Extractor(nn.Module):
         std: Sequence[float] = STD,
         card: dict[str, Any] | None = None,
         mirror: bool = False,
-        corners: float | None = None,
+        corners: float | Sequence[float] | None = None,
         side: int | None = None,
     ) -> None:
         super().__init__()
-        if corners is not None and not 0 < corners < 1:
-            raise ValueError(f"corners is {corners}; expected a share of the side, such as 0.8")
+        shares = (
+            () if corners is None else (corners,) if isinstance(corners, (int, float)) else tuple(corners)
+        )
+        for share in shares:
+            if not 0 < share < 1:
+                raise ValueError(f"corners is {share}; expected a share of the side, such as 0.8")
         self.module = module.eval().requires_grad_(False)
         self.resize, self.crop, self.side = resize, crop, side or crop
-        self.mean, self.std, self.mirror, self.corners = tuple(mean), tuple(std), mirror, corners
+        self.mean, self.std, self.mirror, self.corners = tuple(mean), tuple(std), mirror, shares
         self.card = {"backbone": type(module).__name__, **(card or {}), "preprocessing": self.preprocessing}
         self.name = self.card["backbone"]
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         colours = {"mean": list(self.mean), "std": list(self.std)}
-        looks = {"corners": self.corners} if self.corners else {}
+        looks: dict[str, Any] = {}
+        if self.corners:  # one share as a number, as files have it
+            looks["corners"] = self.corners[0] if len(self.corners) == 1 else list(self.corners)
         looks |= {"side": self.side} if self.side != self.crop else {}
         return {"resize": self.resize, "crop": self.crop, **colours, "mirror": self.mirror, **looks}
 
@@ -109,13 +116,13 @@ class Extractor(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """uint8 pictures `[B, crop, crop, 3]` to float32 features `[B, D]`."""
         whole = normalise(pictures, self.mean, self.std)  # B 3 crop crop
-        features = self._look(whole)
-        if self.corners:
-            cut = round(self.corners * whole.shape[2])
+        looks = [self._look(whole)]
+        for share in self.corners:
+            cut = round(share * whole.shape[2])
             ends = slice(0, cut), slice(whole.shape[2] - cut, None)
-            corners = (whole[:, :, rows, columns] for rows in ends for columns in ends)
-            features = features / 2 + sum(map(self._look, corners)) / 8
-        return features
+            corners = [whole[:, :, rows, columns] for rows in ends for columns in ends]
+            looks.append(torch.stack(list(map(self._look, corners))).mean(0))
+        return looks[0] if len(looks) == 1 else torch.stack(looks).mean(0)
 
     def _look(self, pictures: Tensor) -> Tensor:
         """Features `[B, D]` of normalised pictures `[B, 3, H, W]`, and of their mirror images if asked."""
@@ -190,7 +197,7 @@ def _from_file(path: Path) -> Extractor:
         "corners": prepared.get("corners"),
         "side": prepared.get("side"),
     }
-    source.fields(looks, {"mirror": bool, "corners": float | None, "side": int | None})
+    source.fields(looks, {"mirror": bool, "corners": float | list[float] | None, "side": int | None})
     if not 16 <= (looks["side"] or prepared["crop"]) <= prepared["crop"] <= prepared["resize"] <= 4096:
         source.altered(f"it wants {prepared['crop']} of {prepared['resize']} pixels")
     return Extractor(module, prepared["resize"], prepared["crop"], card=card, **looks)

@@ -20,13 +20,15 @@ from fewshot_dpkl.commands.cli import run
 from fewshot_dpkl.data import load_pixels, open_split, spread_per_class
 
 SHIPPED = [("conv4-mini-imagenet", "mini-imagenet"), ("conv4-cub", "cub")]
-LOOKS: dict[str, tuple[bool, float | None]] = {  # mirror, corners
+LOOKS: dict[str, tuple[bool, float | tuple[float, ...] | None]] = {  # mirror, corners
     "the whole": (False, None),
     "and its mirror image": (True, None),
     "corners of 0.9, all mirrored": (True, 0.9),
     "corners of 0.875, all mirrored": (True, 0.875),
     "corners of 0.8, all mirrored": (True, 0.8),
     "corners of 0.7, all mirrored": (True, 0.7),
+    "corners of 0.9 and 0.8, all mirrored": (True, (0.9, 0.8)),
+    "corners of 0.9 and 0.7, all mirrored": (True, (0.9, 0.7)),
 }
 
 

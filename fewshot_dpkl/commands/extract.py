@@ -34,9 +34,11 @@ def parse() -> argparse.Namespace:
     add(
         "--corners",
         type=float,
+        nargs="+",
         metavar="SHARE",
         help="look at the four corners of a picture too, each with this share of its side: 0.8 gives a "
-        "Conv-4 better features for five times the time, 0 the whole alone (default: the backbone's card)",
+        "Conv-4 better features for five times the time, 0.9 0.7 for nine times, 0 the whole alone (default: "
+        "the backbone's card)",
     )
     add("--dtype", default="float32", choices=["float16", "float32"])
     add("--batch-size", type=int, default=16)
@@ -44,9 +46,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def looking(backbone: Extractor, size: int | None, corners: float | None) -> Extractor:
+def looking(backbone: Extractor, size: int | None, corners: list[float] | None) -> Extractor:
     """The same backbone with other looks."""
-    changes: dict[str, Any] = {} if corners is None else {"corners": corners or None}
+    changes: dict[str, Any] = {} if corners is None else {"corners": [share for share in corners if share]}
     if size is not None:
         if size < 16:
             raise ValueError(f"--size is {size}; expected at least 16")

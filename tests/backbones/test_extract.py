@@ -93,9 +93,26 @@ def test_corners_have_half_of_the_weight_as_torchvision_cuts_them(tmp_path):
     assert whole.identity != corners.identity
     path = tmp_path / "w.safetensors"
     save_tensors(path, model.state_dict(), {**CARD, "preprocessing": corners.preprocessing})
-    assert load_backbone(path).corners == 0.8
+    assert load_backbone(path).corners == (0.8,)
     with pytest.raises(ValueError, match=r"corners is 1\.5; expected a share"):
         Extractor(model, 84, 84, corners=1.5)
+
+
+def test_the_whole_and_corners_of_every_size_have_the_same_weight(tmp_path):
+    model, x = trained(), pixels(3, 84)
+    whole, larger, smaller, both = (
+        extract_features(Extractor(model, 84, 84, corners=corners), x)
+        for corners in (None, 0.9, 0.7, (0.9, 0.7))
+    )
+    expected = (whole + (2 * larger - whole) + (2 * smaller - whole)) / 3  # one size: half of the weight
+    np.testing.assert_allclose(both, expected, atol=1e-4)
+    made = Extractor(model, 84, 84, corners=[0.9, 0.7])
+    save_tensors(
+        tmp_path / "w.safetensors", model.state_dict(), {**CARD, "preprocessing": made.preprocessing}
+    )
+    read = load_backbone(tmp_path / "w.safetensors")
+    assert read.corners == (0.9, 0.7)
+    assert read.like(corners=0.9).identity != read.identity
 
 
 def test_looks_may_have_fewer_pixels_than_the_picture_they_are_cut_from(tmp_path):
