@@ -41,12 +41,12 @@ def read(path):
 
 def test_a_head_of_ones_own_by_its_import_path(classify, birds, monkeypatch):
     own = "from fewshot_dpkl import CentroidHead\n\n\nclass Mine(CentroidHead):\n    name = 'mine'\n"
-    (birds / "my_heads.py").write_text(own)
+    (birds / "birds_heads.py").write_text(own)
     monkeypatch.syspath_prepend(birds)
-    result = classify("--head", "my_heads:Mine", "--head", "centroid")
+    result = classify("--head", "birds_heads:Mine", "--head", "centroid")
     assert result.returncode == 0, result.stderr
     mine, ours = result.stdout.splitlines()[-2:]
-    assert mine.startswith("accuracy of my_heads:Mine on 12 pictures of known class:")
+    assert mine.startswith("accuracy of birds_heads:Mine on 12 pictures of known class:")
     assert mine.split(":")[-1] == ours.split(":")[-1]
 
 
