@@ -61,7 +61,7 @@ class Extractor(nn.Module):
     ) -> None:
         super().__init__()
         shares = (
-            () if corners is None else (corners,) if isinstance(corners, (int, float)) else tuple(corners)
+            tuple(corners) if isinstance(corners, Sequence) else (corners,) if corners is not None else ()
         )
         for share in shares:
             if not 0 < share < 1:
