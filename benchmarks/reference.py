@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, relu
 
-from fewshot_dpkl.heads.training.draws import Draws, uniform_weights
+from fewshot_dpkl.heads.training.draws import Draws, sign_weights, uniform_weights
 
 
 def features(z: Tensor, frequencies: Tensor) -> Tensor:
@@ -93,7 +93,8 @@ def dpkl(
     classes = int(labels.max()) + 1
     draws = Draws(seed)
     deviation = (2 / (features + latent)) ** 0.5
-    drawn = uniform_weights(draws.stream(), (features, embeddings, latent), deviation).to(support)
+    draw = sign_weights if features >= 2 * latent else uniform_weights  # `latent` is a power of two here
+    drawn = draw(draws.stream(), (features, embeddings, latent), deviation).to(support)
     weights = [weight.contiguous() for weight in drawn.unbind(1)]
     thetas = list(draws.normal(particles, classes, latent).to(support) * latent**-0.5)
     orders = draws.orders(epochs, n)

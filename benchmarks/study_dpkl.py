@@ -53,7 +53,11 @@ STUDIES: dict[str, dict[str, Head]] = {
         "closed form": DPKLHead(kernel="exact"),
     },
     "kappa": {"κ in every step": DPKLHead(kappa_every=1), "κ every 25 steps (default)": DPKLHead()},
-    "start": {"own layers (default)": DPKLHead(), "shared layers": SharedStart()},
+    "start": {
+        "uniform weights": DPKLHead(start="uniform"),
+        "signs (default)": DPKLHead(),
+        "the same layers in all episodes": SharedStart(),
+    },
     "judge": {"judged by all R": JudgedByAllFrequencies(), "judged by the closed form (default)": DPKLHead()},
     "basis": {
         "all D dimensions": DPKLHead(span=False, kappa_every=10),

@@ -107,11 +107,17 @@ def hadamard_scales(
     return scales
 
 
+def hadamard_matrix(dimension: int) -> Tensor:
+    """H `[d, d]` of ±1, symmetric, with HH = d·I, for a power of two d."""
+    hadamard = torch.ones(1, 1)
+    while len(hadamard) < dimension:
+        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
+    return hadamard
+
+
 def hadamard_frequencies(scales: Tensor) -> Tensor:
     """V `[R, d]` of `hadamard_scales` `[R / d, 4, d]`."""
-    hadamard = scales.new_ones(1, 1)
-    while len(hadamard) < scales.shape[-1]:
-        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
+    hadamard = hadamard_matrix(scales.shape[-1]).to(scales)
     product = torch.diag_embed(scales[:, 0])
     for scale in scales[:, 1:].unbind(1):
         product = scale[..., None] * (hadamard @ product)

@@ -262,7 +262,8 @@ def run_head(
     episodes, way, shot = batch.support.shape
 
     def look_up(rows: np.ndarray) -> Tensor:
-        return table[torch.as_tensor(rows.reshape(episodes, -1), device=table.device)]  # E rows D
+        index = torch.as_tensor(rows.ravel(), device=table.device)
+        return table.index_select(0, index).unflatten(0, (episodes, -1))  # E rows D
 
     labels = torch.arange(way, device=table.device).repeat_interleave(shot).expand(episodes, -1)
     known = {"unlabeled": look_up(batch.unlabeled)} if saw_unlabeled(head, batch.unlabeled.shape[1]) else {}

@@ -66,7 +66,10 @@ class DPKLHead(ParticleHead):
         lengthscale: ℓ of the squared-exponential kernel.
         embeddings: m, the particles of the layer.
         latent: d, the width of the layer.
-        start: what the layers are drawn from, `uniform` or `normal`, of the same deviation (Glorot's).
+        start: what the layers are drawn from, all of the same deviation (Glorot's): `signs` for Hadamard's
+            matrix whose rows have random signs (`draws.sign_weights`), through which points pass in a
+            hundredth of the time; it wants a `latent` that is a power of two and a D twice as large, and is
+            `uniform` where these are not so. `uniform` or `normal` for independent weights.
         optimizer: `adam`, `sgd` or `momentum`.
         kappa_every: steps between looks at κ of the layers and of the class weights, which hardly change
             from one step to the next.
@@ -98,7 +101,7 @@ class DPKLHead(ParticleHead):
     lengthscale: float = 1.0
     embeddings: int = 10
     latent: int = 128
-    start: Literal["uniform", "normal"] = "uniform"
+    start: Literal["signs", "uniform", "normal"] = "signs"
     optimizer: Optimizer = "adam"
     kappa_every: int = 25
     check_every: int = 10
@@ -127,7 +130,9 @@ class DPKLHead(ParticleHead):
 
     def _start(self, features: int, streams: Tensor | None, given: Tensor | None = None) -> Start:
         deviation = (2 / (features + self.latent)) ** 0.5  # Glorot
-        return Start((features, self.embeddings, self.latent), deviation, streams, given)
+        fits = self.latent & (self.latent - 1) == 0 and features >= 2 * self.latent
+        shape = (features, self.embeddings, self.latent)
+        return Start(shape, deviation, streams, given, signs=fits and self.start == "signs")
 
     @torch.no_grad()
     def fit_episodes(
@@ -145,14 +150,14 @@ class DPKLHead(ParticleHead):
         if validation is not None and in_span:
             raise ValueError("a validation set is not in the span of the support set; use span=False")
         draws = [Draws(seed) for seed in seeds]
-        if self.start == "uniform":
+        if self.start in ("signs", "uniform"):
             start = self._start(features, self._streams(draws))
         elif self.start == "normal":
             start = self._start(features, None)
             normal = torch.stack([draw.normal(*start.shape) for draw in draws])
             start.given = normal.mul_(start.deviation)
         else:
-            raise ValueError(f"unknown start {self.start!r}; use 'uniform' or 'normal'")
+            raise ValueError(f"unknown start {self.start!r}; use 'signs', 'uniform' or 'normal'")
         shape = (self.particles, int(labels.max()) + 1, self.latent)
         theta = torch.stack([draw.normal(*shape) for draw in draws]).to(support) * self.latent**-0.5
         orders = torch.stack([draw.orders(self.epochs, n) for draw in draws]).to(labels.device)
@@ -201,7 +206,8 @@ class DPKLHead(ParticleHead):
             return super().particle_log_proba_episodes(state, query)
         points = unit(query)
         hidden = self._start(points.shape[-1], state["start"]).through(points)[0]
-        hidden += through(points @ state["reach"].transpose(-1, -2), state["moved"])
+        among_support = through(points, state["reach"].mT[:, :, None])[:, :, 0]  # E q n
+        hidden = through(among_support, state["moved"], onto=hidden)
         return answer(hidden, state["class_weights"], self._similarity(query), layered=True)
 
 

@@ -2,12 +2,12 @@
 
 #include "forms.h"
 
-/* out [E][rows][columns] = a [E][rows][depth] · b [E][depth][columns]; columns is a multiple of LANES. */
+/* out [E][rows][columns] = (or += if add) a [E][rows][depth] · b [E][depth][columns]; columns is a multiple of LANES. */
 void products(
-    int64_t episodes, int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *out)
+    int64_t episodes, int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *out, int add)
 {
     for (int64_t e = 0; e < episodes; e++, a += rows * depth, b += depth * columns, out += rows * columns)
-        multiply(rows, columns, depth, a, depth, 1, b, columns, out, columns, 0);
+        multiply(rows, columns, depth, a, depth, 1, b, columns, out, columns, add);
 }
 
 /* numpy's SFC64 */
@@ -20,33 +20,36 @@ static inline uint64_t next_bits(uint64_t *s)
     return bits;
 }
 
-/* out [rows][m·padded] += a [rows][features] · W₀ and products [m][m] += W₀ᵀW₀, of layers W₀ [features][m][d] that
-`uniform_weights` in draws.py draws from this stream: a few rows at a time, and never in memory as a whole. */
-int through_start(
+/* out [rows][m][d] = a [rows][features] · W₀, and products [m][m] = W₀ᵀW₀, of layers W₀ [features][m][d] that
+`sign_weights` in draws.py draws from this stream: each is Hadamard's matrix again and again, every row with a random
+sign. So a point is folded to d sums of its features with these signs, and H turns the sums. */
+int through_signs(
     const uint64_t *generator, int64_t features, int64_t m, int64_t d, double scale, int64_t rows, const float *a,
     float *out, float *products)
 {
-    enum { ROWS = 32 };
-    int64_t wide = pad(d), width = m * wide, held = 0;
-    uint64_t state[4] = {generator[0], generator[1], generator[2], generator[3]};
-    float *drawn = aligned_alloc(64, pad(ROWS * width) * sizeof(float)), factor = scale;
-    int16_t *bits = aligned_alloc(64, pad(ROWS * m * d + 4) * 4);
-    if (!drawn || !bits) return free(drawn), free(bits), 1;
-    memset(drawn, 0, ROWS * width * sizeof(float));
-    for (int64_t row = 0; row < features; row += ROWS) {
-        int64_t some = least(ROWS, features - row), count = some * m * d;
-        for (; held < count; held += 4) {
-            uint64_t four = next_bits(state);
-            memcpy(bits + held, &four, 8);
-        }
-        for (int64_t i = 0; i < some * m; i++)
-            EACH (int64_t j = 0; j < d; j++) drawn[i * wide + j] = (float)(bits[i * d + j] | 1) * factor;
-        for (int64_t i = count; i < held; i++) bits[i - count] = bits[i];
-        held -= count;
-        multiply(rows, width, some, a + row, features, 1, drawn, width, out, width, 1);
-        if (products) gram(some, m, wide, drawn, drawn, products);
+    int64_t wide = (features + d - 1) / d * d;
+    uint64_t state[4] = {generator[0], generator[1], generator[2], generator[3]}, bits = 0;
+    float *signs = aligned_alloc(64, pad(m * wide + wide + 2 * d) * sizeof(float)), *x = signs + m * wide, *scales = x + wide;
+    if (!signs) return 1;
+    memset(signs, 0, (m + 1) * wide * sizeof(float));
+    for (int64_t i = 0; i < m * features; i++) {
+        bits = i % 64 ? bits >> 1 : next_bits(state);
+        signs[i / features * wide + i % features] = 1 - 2 * (float)(bits & 1);
     }
-    return free(drawn), free(bits), 0;
+    for (int64_t j = 0; j < d; j++) scales[j] = 1, scales[d + j] = scale;
+    for (int64_t i = 0; i < rows; i++, out += m * d) {
+        memcpy(x, a + i * features, features * sizeof(float));
+        for (int64_t l = 0; l < m; l++)
+            for (int64_t j = 0; j < d; j += LANES) {
+                lanes sum = {0};
+                for (int64_t k = j; k < wide; k += d) sum += *(lanes *)(x + k) * *(lanes *)(signs + l * wide + k);
+                *(lanes *)(out + l * d + j) = sum;
+            }
+        rotate(m, d, out, scales, 1, 0, out);
+    }
+    for (int64_t i = 0; i < m * m && products; i++)
+        products[i] = scale * scale * d * dot(wide, signs + i / m * wide, signs + i % m * wide);
+    return free(signs), 0;
 }
 
 static void write_logs(const Job *job, int64_t b, const Scratch *s, float *out)

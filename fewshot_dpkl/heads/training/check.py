@@ -27,7 +27,7 @@ def trained() -> list[Tensor]:
     weights, theta = start.weights(points), random.normal(2, 3, 3, 19)
     class_weights = random.normal(2, 3, 3, 40)
     in_span = SpanPoints(points, class_weights)
-    narrow = Start((40, 3, 16), 0.2, streams=start.streams)
+    narrow = Start((40, 3, 16), 0.2, streams=start.streams, signs=True)
     scales = hadamard_scales(16, 32, generator=random.generator)
     rotated = FourierKernel(hadamard_frequencies(scales), 16, scales)
     models: list[tuple[Points, Tensor, Similarity]] = [

@@ -30,7 +30,7 @@ typedef struct {
     float *value, *logs, *slope, *of_layers, *of_classes; /* b K */
     float *mixed, *move, *weights, *taken; /* b md; see the moves; numbers of points or particles; b D or n md */
     int64_t padded; /* K rounded up to LANES, the length of a row of K */
-    float rate, floor; /* of Adam in this step */
+    float rate, floor, decay; /* of Adam in this step; see `move_in_span` */
 } Scratch;
 
 static int64_t pad(int64_t n) { return (n + 15) / 16 * 16; }
@@ -42,6 +42,17 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 /* Rows of `source` (after a ReLU, if asked), scaled to length one if `scale`, and the inverse of their lengths. */
 static void normalise(int64_t rows, int64_t d, const float *source, int relu, int scale, float *unit, float *inverse)
 {
+    if (d == 8 * LANES && scale) { /* a row stays in registers */
+        for (int64_t i = 0; i < rows; i++, source += d, unit += d) {
+            lanes x[8], sum = {0}, other = {0};
+            UNROLLED (int v = 0; v < 8; v++) x[v] = *(const lanes *)(source + v * LANES);
+            UNROLLED (int v = 0; v < 8; v++) x[v] = relu ? positive(x[v]) : x[v];
+            UNROLLED (int v = 0; v < 8; v += 2) sum += x[v] * x[v], other += x[v + 1] * x[v + 1];
+            inverse[i] = 1 / fmaxf(sqrtf(total(sum + other)), 1e-12f);
+            UNROLLED (int v = 0; v < 8; v++) *(lanes *)(unit + v * LANES) = x[v] * inverse[i];
+        }
+        return;
+    }
     for (int64_t i = 0; i < rows; i++, source += d, unit += d) {
         lanes sum = {0};
         for (int64_t j = 0; j < d; j += LANES) {
@@ -79,8 +90,16 @@ static void closed_form(const Job *job, int64_t b, const float *theta, Scratch *
 {
     int64_t m = job->layers, d = job->width, classes = job->classes, k = job->particles * classes, padded = s->padded;
     float precision = job->precision;
-    transpose(k, d, theta, s->across, padded);
-    multiply(b * m, padded, d, s->unit, d, 1, s->across, padded, s->kernel, padded, 0);
+    if (b * m <= 8) /* a few rows: not worth transposing the class weights */
+        for (int64_t c = 0; c < k; c++) {
+            float column[8];
+            dots(b * m, d, theta + c * d, s->unit, column);
+            for (int64_t i = 0; i < b * m; i++) s->kernel[i * padded + c] = column[i];
+        }
+    else {
+        transpose(k, d, theta, s->across, padded);
+        multiply(b * m, padded, d, s->unit, d, 1, s->across, padded, s->kernel, padded, 0);
+    }
     for (int64_t i = 0; i < b; i++) {
         float *value = s->value + i * padded, *slope = s->slope + i * padded, *kernel = s->kernel + i * m * padded;
         float *logs = s->logs + i * padded; /* first the greatest of the layers' logarithms */
@@ -124,7 +143,7 @@ static void waves(
     float *cosine, float *sine)
 {
     int64_t d = job->width;
-    if (job->scales) rotate(rows, d, z, job->scales + which * 4 * d, 0, phase);
+    if (job->scales) rotate(rows, d, z, job->scales + which * 4 * d, 3, 0, phase);
     else multiply(rows, stride, d, z, d, 1, job->columns + which * d * stride, stride, phase, stride, 0);
     for (int64_t j = 0; j < rows * stride; j += LANES)
         cosine_and_sine(*(lanes *)(phase + j), (lanes *)(cosine + j), (lanes *)(sine + j));
@@ -192,7 +211,7 @@ static void random_features_backward(
             EACH (int64_t j = 0; j < stride; j++)
                 s->phase[at + j] = s->cosine[at + j] * by_sine[i * stride + j] - s->sine[at + j] * by_cosine[i * stride + j];
         }
-    if (job->scales) rotate(b * m + k, d, s->phase, job->scales + which * 4 * d, 1, s->gradient);
+    if (job->scales) rotate(b * m + k, d, s->phase, job->scales + which * 4 * d, 3, 1, s->gradient);
     else multiply(b * m + k, d, r, s->phase, stride, 1, job->rows + which * d * stride, d, s->gradient, d, 0);
 }
 
@@ -221,25 +240,33 @@ all n points; `of_layers` that of -log mean_p ρ^p, a mean over the minibatch, o
 In the mean particle p has the share ρ_y^p / Σ_p' ρ_y^p', by logarithms because ρ_y can vanish. */
 static void losses(const Job *job, int64_t b, const int64_t *labels, const int64_t *order, Scratch *s)
 {
-    int64_t classes = job->classes, particles = job->particles;
-    float share[particles];
+    int64_t classes = job->classes, particles = job->particles, k = particles * classes;
+    int sloped = job->form == CLOSED || job->form == FOURIER, by_logs = can_vanish(job);
+    float share[particles], part[k], scale = (float)job->points / b;
     for (int64_t i = 0; i < b; i++) {
         int64_t label = labels[order[i]];
         float *value = s->value + i * s->padded, *slope = s->slope + i * s->padded, all = 0, best = -INFINITY;
+        float *of_classes = s->of_classes + i * s->padded, *of_layers = s->of_layers + i * s->padded;
         for (int64_t p = 0; p < particles; p++) {
             float *rho = value + p * classes, sum = 0;
             for (int64_t c = 0; c < classes; c++) sum += rho[c];
             float inverse = 1 / sum;
-            for (int64_t c = 0; c < classes; c++) rho[c] *= inverse;
-            share[p] = can_vanish(job) ? s->logs[i * s->padded + p * classes + label] - logf(sum) : rho[label];
+            for (int64_t c = 0; c < classes; c++) part[p * classes + c] = inverse;
+            share[p] = by_logs ? s->logs[i * s->padded + p * classes + label] - logf(sum) : rho[label] * inverse;
             best = fmaxf(best, share[p]);
         }
-        for (int64_t p = 0; p < particles; p++) all += share[p] = can_vanish(job) ? expf(share[p] - best) : share[p];
-        for (int64_t c = 0; c < particles * classes; c++) {
-            float toward = (c % classes == label) - value[c];
-            if (job->form == CLOSED || job->form == FOURIER) toward *= slope[c];
-            s->of_classes[i * s->padded + c] = toward * job->points / b;
-            s->of_layers[i * s->padded + c] = -toward * share[c / classes] / all / b;
+        EACH (int64_t c = 0; c < k; c++) value[c] *= part[c];
+        for (int64_t p = 0; p < particles; p++) all += share[p] = by_logs ? expf(share[p] - best) : share[p];
+        float whole = 1 / (all * b);
+        for (int64_t p = 0; p < particles; p++)
+            for (int64_t c = 0; c < classes; c++) part[p * classes + c] = share[p] * whole;
+        EACH (int64_t c = 0; c < k; c++) {
+            float toward = -value[c] * (sloped ? slope[c] : 1);
+            of_classes[c] = toward * scale, of_layers[c] = -toward * part[c];
+        }
+        for (int64_t c = label; c < k; c += classes) {
+            float toward = (1 - value[c]) * (sloped ? slope[c] : 1);
+            of_classes[c] = toward * scale, of_layers[c] = -toward * part[c];
         }
     }
     if (job->form == PAIRED) memcpy(s->of_layers, s->of_classes, b * s->padded * sizeof(float));

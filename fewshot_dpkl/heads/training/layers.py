@@ -176,10 +176,10 @@ class SpanLayers(Points):
         self.square = torch.zeros_like(self.begun[:, 0])  # u_j
 
     def hidden(self, rows: Tensor) -> Tensor:
-        return take(self.begun, rows) + through(take(self.kernel, rows), self.values)
+        return through(take(self.kernel, rows), self.values, onto=take(self.begun, rows))
 
     def hidden_of_judged(self) -> Tensor:
-        return self.begun + through(self.kernel, self.values)
+        return through(self.kernel, self.values, onto=self.begun.clone())
 
     def products(self) -> Tensor:
         both = layer_products(self.values, self.reached + through(self.overlap, self.values) / 2)
@@ -202,12 +202,15 @@ class SpanLayers(Points):
         self.values -= rate * self.direction * (self.square + EPSILON**2 * correction).rsqrt()[:, None]
 
 
-def through(points: Tensor, weights: Tensor) -> Tensor:
-    """What layers `[E, D, m, d]` make of points `[E, b, D]`: `[E, b, m, d]`."""
-    if native.knows(points, weights):
-        return native.product(points, weights.flatten(2)).unflatten(-1, weights.shape[2:])
+def through(points: Tensor, weights: Tensor, onto: Tensor | None = None) -> Tensor:
+    """What layers `[E, D, m, d]` make of points `[E, b, D]`, added to `onto` (used up): `[E, b, m, d]`."""
     # What the m layers make of one input lies side by side, so that one matrix product serves them all.
-    return torch.bmm(points, weights.flatten(2)).unflatten(-1, weights.shape[2:])
+    wide, onto = weights.flatten(2), None if onto is None else onto.flatten(2)
+    if native.knows(points, weights):
+        out = native.product(points, wide, onto)
+    else:
+        out = torch.bmm(points, wide) if onto is None else torch.baddbmm(onto, points, wide)
+    return out.unflatten(-1, weights.shape[2:])
 
 
 def take(rows: Tensor, order: Tensor) -> Tensor:

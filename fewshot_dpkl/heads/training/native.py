@@ -58,31 +58,33 @@ def address(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """`[E, rows, depth]` times `[E, depth, columns]`."""
+def product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
+    """`[E, rows, depth]` times `[E, depth, columns]`, added to `onto` if there is one."""
     a, wide = a.contiguous(), padded(b)
-    out = a.new_empty(*a.shape[:2], wide.shape[-1])
+    out = a.new_empty(*a.shape[:2], wide.shape[-1]) if onto is None else padded(onto)
     sizes = (*a.shape[:2], wide.shape[2], a.shape[2])
-    library().products(*map(ctypes.c_int64, sizes), address(a), address(wide), address(out))
+    tensors = address(a), address(wide), address(out)
+    library().products(*map(ctypes.c_int64, sizes), *tensors, ctypes.c_int(onto is not None))
     return out[..., : b.shape[-1]]
 
 
-def through_start(
+def can_rotate(width: int, *tensors: Tensor) -> bool:
+    """Whether `rotate` in lanes.h takes rows of this width: a power of two in 1 to 16 registers."""
+    return LANES <= width <= 128 and width & (width - 1) == 0 and knows(*tensors)
+
+
+def through_signs(
     streams: Tensor, points: Tensor, shape: Sequence[int], deviation: float, products: bool
 ) -> tuple[Tensor, Tensor]:
-    """`draws.Start.through`: the layers are drawn in the cache and used at once."""
+    """`draws.Start.through` for layers of signs."""
     (episodes, rows, features), (_, m, d) = points.shape, shape
     points, streams = points.contiguous(), streams.contiguous()
-    out = points.new_zeros(episodes, rows, m, d + -d % LANES)
-    of_layers = points.new_zeros(episodes, m, m)
-    sizes = tuple(map(ctypes.c_int64, (features, m, d)))
+    out, of_layers = points.new_empty(episodes, rows, m, d), points.new_empty(episodes, m, m)
+    sizes = (*map(ctypes.c_int64, (features, m, d)), ctypes.c_double(deviation), ctypes.c_int64(rows))
     for e in range(episodes):
-        call(
-            "through_start", address(streams[e]), *sizes, ctypes.c_double(deviation * 3**0.5 / 2**15),
-            ctypes.c_int64(rows), address(points[e]), address(out[e]),
-            address(of_layers[e]) if products else None,
-        )  # fmt: skip
-    return out[..., :d], of_layers
+        tensors = address(points[e]), address(out[e]), address(of_layers[e]) if products else None
+        call("through_signs", address(streams[e]), *sizes, *tensors)
+    return out, of_layers
 
 
 class Work:
@@ -99,8 +101,8 @@ class Work:
         if isinstance(similarity, forms.FourierKernel):
             self.job.form, self.job.floor = FOURIER, similarity.FLOOR
             self.job.frequencies, self.job.block = len(similarity.frequencies), similarity.per_step
-            # `rotate` holds a row in 16 registers, of 8 lanes at the least
-            if similarity.scales is not None and similarity.per_step == self.job.width <= 128:
+            width = similarity.frequencies.shape[1]
+            if similarity.scales is not None and similarity.per_step == width and can_rotate(width, theta):
                 self.set(scales=similarity.scales)
             else:
                 rows, columns = similarity.packed

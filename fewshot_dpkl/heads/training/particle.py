@@ -278,4 +278,5 @@ class Selection:
         self.error = torch.where(better, error, self.error)
         self.loss = torch.where(better, loss, self.loss)
         for kept, now in zip(self.kept, self.current, strict=True):
-            kept[better] = now[better]
+            for episode in better.nonzero().flatten().tolist():  # whole pieces: fancy indices are slow
+                kept[episode] = now[episode]

@@ -113,37 +113,79 @@ static void adam_by_row(
     }
 }
 
-/* Adam with v_kj = r_k u_j on the moves of the layers along the support points, see `SpanLayers`. */
-static void move_in_span(const Job *job, int64_t e, int64_t b, const int64_t *order, Scratch *s)
+/* Columns of the moves B of the layers along the support points: B -= rate · Q, and while B is at hand, what the layers
+make of `rows` points: what they did at the start and `weights` [rows][n] times B. */
+static inline __attribute__((always_inline)) void move_columns(
+    int rows, int vectors, int64_t n, int64_t width, const float *rates, float *moved, const float *direction,
+    const float *const *begun, int64_t j, const float *weights, float *hidden)
+{
+    lanes rate[VECTORS], sum[6][VECTORS];
+    UNROLLED (int v = 0; v < vectors; v++) rate[v] = *(const lanes *)(rates + j + v * LANES);
+    UNROLLED (int r = 0; r < rows; r++)
+        UNROLLED (int v = 0; v < vectors; v++) sum[r][v] = *(const lanes *)(begun[r] + j + v * LANES);
+    for (int64_t i = 0; i < n; i++) {
+        lanes b[VECTORS], *at = (lanes *)(moved + i * width + j);
+        const lanes *q = (const lanes *)(direction + i * width + j);
+        UNROLLED (int v = 0; v < vectors; v++) at[v] = b[v] = at[v] - rate[v] * q[v];
+        UNROLLED (int r = 0; r < rows; r++)
+            UNROLLED (int v = 0; v < vectors; v++) sum[r][v] += weights[r * n + i] * b[v];
+    }
+    UNROLLED (int r = 0; r < rows; r++)
+        UNROLLED (int v = 0; v < vectors; v++) *(lanes *)(hidden + r * width + j + v * LANES) = sum[r][v];
+}
+
+/* B -= rates · Q, and then s->hidden of b points. */
+static void move_and_reach(const Job *job, int64_t e, const float *rates, int64_t b, const int64_t *order, Scratch *s)
+{
+    int64_t n = job->points, width = job->layers * job->width, j = 0;
+    float *moved = job->moved + e * n * width;
+    const float *direction = job->direction + e * n * width, *begun[6];
+    int together = b <= 6;
+    for (int64_t i = 0; i < b; i++) {
+        const float *of_start = job->begun + (e * n + order[i]) * width;
+        memcpy(s->weights + i * n, job->kernel + (e * n + order[i]) * n, n * sizeof(float));
+        if (together) begun[i] = of_start;
+        else memcpy(s->hidden + i * width, of_start, width * sizeof(float));
+    }
+#define COLUMNS(rows, vectors) \
+    for (; j + vectors * LANES <= width; j += vectors * LANES) \
+        move_columns(rows, vectors, n, width, rates, moved, direction, begun, j, s->weights, s->hidden);
+#define COLUMNS_OF(rows) \
+    case rows: COLUMNS(rows, VECTORS) COLUMNS(rows, 1) break;
+    switch (together ? b : 0) {
+        COLUMNS_OF(0) COLUMNS_OF(1) COLUMNS_OF(2) COLUMNS_OF(3) COLUMNS_OF(4) COLUMNS_OF(5) COLUMNS_OF(6)
+    }
+    if (!together) multiply(b, width, n, s->weights, n, 1, moved, width, s->hidden, width, 1);
+}
+
+/* Adam with v_kj = r_k u_j on the moves of the layers along the support points, see `SpanLayers`; then s->hidden of the
+`next` points, those of the next step. P decays at all points and grows at b of them: it is s->decay · Q, so that Q stays
+as it is where P only decays. */
+static void move_in_span(
+    const Job *job, int64_t e, int64_t b, const int64_t *order, int64_t next, const int64_t *next_order, Scratch *s)
 {
     int64_t n = job->points, width = job->layers * job->width;
     const float *overlap = job->overlap + e * n * n;
-    float *square = job->square + e * width, *moved = job->moved + e * n * width;
-    float *direction = job->direction + e * n * width, *root = s->move;
-    float fresh = 1 - job->second, keep = job->momentum, add = 1 - job->momentum;
+    float *square = job->square + e * width, *direction = job->direction + e * n * width, *rates = s->move;
+    float fresh = 1 - job->second, decay = s->decay *= job->momentum, add = (1 - job->momentum) / decay;
     for (int64_t i = 0; i < b; i++)
         for (int64_t k = 0; k <= i; k++) /* symmetric: each pair once */
             s->weights[i * b + k] = (k < i ? 2 : 1) * overlap[order[i] * n + order[k]] / job->shown[e];
     for (int64_t j = 0; j < width; j += LANES) {
         lanes all = {0}, *u = (lanes *)(square + j);
         for (int64_t i = 0; i < b; i++) {
-            lanes sum = {0};
+            lanes sum = {0}, own = *(lanes *)(s->mixed + i * width + j);
             for (int64_t k = 0; k <= i; k++) sum += s->weights[i * b + k] * *(lanes *)(s->mixed + k * width + j);
-            all += sum * *(lanes *)(s->mixed + i * width + j);
+            all += sum * own;
+            *(lanes *)(direction + order[i] * width + j) += add * own;
         }
         *u += fresh * (all - *u);
-        *(lanes *)(root + j) = over_root((lanes){0} + s->rate, *u + s->floor * s->floor, 0);
+        *(lanes *)(rates + j) = over_root((lanes){0} + s->rate * decay, *u + s->floor * s->floor, 0);
     }
-    int64_t place[n];
-    for (int64_t i = 0; i < n; i++) place[i] = -1;
-    for (int64_t i = 0; i < b; i++) place[order[i]] = i;
-    for (int64_t i = 0; i < n; i++, moved += width, direction += width)
-        for (int64_t j = 0; j < width; j += LANES) {
-            lanes p = keep * *(lanes *)(direction + j);
-            if (place[i] >= 0) p += add * *(lanes *)(s->mixed + place[i] * width + j);
-            *(lanes *)(direction + j) = p;
-            *(lanes *)(moved + j) -= *(lanes *)(root + j) * p;
-        }
+    move_and_reach(job, e, rates, next, next_order, s);
+    if (next && decay > 1e-6f) return;
+    for (int64_t j = 0; j < n * width; j += LANES) *(lanes *)(direction + j) *= decay; /* as it is known outside */
+    s->decay = 1;
 }
 
 /* Adam on all D × md weights, a few rows at a time; a network's also drift. */
@@ -164,8 +206,7 @@ static void move_classes(const Job *job, int64_t e, const float *gradient, Scrat
 {
     int64_t p = job->particles, size = job->classes * job->width, at = e * p * size;
     for (int64_t j = 0; j < p * p; j++) s->weights[j] = -job->scores[e * p * p + j];
-    multiply(p, size, p, job->drift + e * p * p, p, 1, job->theta + at, size, s->move, size, 0);
-    multiply(p, size, p, s->weights, p, 1, gradient, size, s->move, size, 1);
+    add_products(p, size, job->drift + e * p * p, job->theta + at, s->weights, gradient, s->move);
     if (job->outside) {
         int64_t k = p * job->classes;
         adam_by_row(job, s, k, job->width, job->shown[e], s->move, job->theta + at, job->theta_mean + at, job->theta_square + e * k);
@@ -175,16 +216,17 @@ static void move_classes(const Job *job, int64_t e, const float *gradient, Scrat
 
 /* ---- whole steps ---- */
 
-static void step_with_layers(const Job *job, int64_t e, int64_t step, int64_t b, const int64_t *order, Scratch *s)
+static void step_with_layers(
+    const Job *job, int64_t e, int64_t step, int64_t b, const int64_t *order, int64_t next, const int64_t *next_order,
+    Scratch *s)
 {
     int64_t n = job->points, m = job->layers, d = job->width, width = m * d, k = job->particles * job->classes;
     float *theta = s->unit + b * width;
     if (job->layer == SPAN) {
-        for (int64_t i = 0; i < b; i++) {
-            memcpy(s->weights + i * n, job->kernel + (e * n + order[i]) * n, n * sizeof(float));
-            memcpy(s->hidden + i * width, job->begun + (e * n + order[i]) * width, width * sizeof(float));
+        if (step == job->first) { /* later the step before leaves s->hidden behind */
+            memset(s->move, 0, width * sizeof(float));
+            move_and_reach(job, e, s->move, b, order, s);
         }
-        multiply(b, width, n, s->weights, n, 1, job->moved + e * n * width, width, s->hidden, width, 1);
     } else {
         int64_t features = job->features;
         for (int64_t i = 0; i < b; i++)
@@ -217,7 +259,7 @@ static void step_with_layers(const Job *job, int64_t e, int64_t step, int64_t b,
     turn(k, d, theta, s->inverse + b * m, 0, job->unit, 1, s->gradient + b * width);
     for (int64_t i = 0; i < b; i++) /* Algorithm 1 */
         multiply(m, d, m, job->kappa + e * m * m, m, 1, s->gradient + i * width, d, s->mixed + i * width, d, 0);
-    if (job->layer == SPAN) move_in_span(job, e, b, order, s);
+    if (job->layer == SPAN) move_in_span(job, e, b, order, next, next_order, s);
     else move_freely(job, e, b, s);
     move_classes(job, e, s->gradient + b * width, s);
 }
@@ -273,24 +315,34 @@ static void step_without_layers(const Job *job, int64_t e, int64_t b, const int6
     }
 }
 
+/* The points of a step of episode e, and how many they are. */
+static const int64_t *minibatch(const Job *job, int64_t e, int64_t step, int64_t *b)
+{
+    int64_t n = job->points, per_epoch = (n + job->batch - 1) / job->batch, begin = step % per_epoch * job->batch;
+    *b = least(job->batch, n - begin);
+    return job->orders + (e * job->epochs + step / per_epoch) * n + begin;
+}
+
 /* Returns 0, or 1 if there is no memory. */
 int run_steps(const Job *job)
 {
-    int64_t n = job->points, per_epoch = (n + job->batch - 1) / job->batch;
     Scratch s;
-    float *memory = divide_memory(job, least(job->batch, n), &s);
+    float *memory = divide_memory(job, least(job->batch, job->points), &s);
     if (!memory) return 1;
-    for (int64_t e = 0; e < job->episodes; e++)
+    for (int64_t e = 0; e < job->episodes; e++) {
+        s.decay = 1;
         for (int64_t step = job->first; step < job->until; step++) {
-            int64_t begin = step % per_epoch * job->batch, b = least(job->batch, n - begin);
-            const int64_t *order = job->orders + (e * job->epochs + step / per_epoch) * n + begin;
+            int64_t b, next = 0;
+            const int64_t *order = minibatch(job, e, step, &b), *next_order = 0;
+            if (step + 1 < job->until) next_order = minibatch(job, e, step + 1, &next);
             double correction = sqrt(1 - pow(job->second, step + 1));
             s.rate = job->learning_rate * correction / (1 - pow(job->momentum, step + 1));
             s.floor = job->epsilon * correction;
             if (step % job->kappa_every == 0) look_at_kernels(job, e, &s);
             if (job->layer == NONE) step_without_layers(job, e, b, order, &s);
-            else step_with_layers(job, e, step, b, order, &s);
+            else step_with_layers(job, e, step, b, order, next, next_order, &s);
         }
+    }
     free(memory);
     return 0;
 }

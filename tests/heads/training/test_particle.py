@@ -10,7 +10,7 @@ from benchmarks import reference
 from fewshot_dpkl import BLRHead, CosineHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.base import one_hot
 from fewshot_dpkl.heads.span import support_span
-from fewshot_dpkl.heads.training.draws import Draws, Start, uniform_weights
+from fewshot_dpkl.heads.training.draws import Draws, Start, sign_weights, uniform_weights
 from fewshot_dpkl.heads.training.layers import FreeLayers, SpanLayers
 from fewshot_dpkl.heads.training.particle import (
     class_log_probabilities,
@@ -212,14 +212,37 @@ def test_the_start_is_uniform_of_the_deviation_asked_for_and_from_a_stream_of_it
     assert torch.corrcoef(torch.stack([values.flatten(), again.flatten()]))[0, 1].abs() < 0.02
 
 
+def test_layers_of_signs_have_signs_of_their_own_and_orthogonal_units():
+    first, second = (sign_weights(Draws(seed).stream(), (192, 3, 64), 0.2) for seed in (3, 4))
+    torch.testing.assert_close(first.abs(), torch.full((192, 3, 64), 0.2))
+    for layer in first.unbind(1):  # D d
+        torch.testing.assert_close(layer.T @ layer, 192 * 0.04 * torch.eye(64), atol=1e-4, rtol=0)
+    layers = torch.cat([first, second], 1).transpose(0, 1).flatten(1)  # of both seeds: 6 Dd
+    alike = layers @ layers.T / (192 * 64 * 0.04) - torch.eye(6)
+    assert alike.abs().max() < 0.25  # a mean of 192 random signs
+    point = torch.randn(192, generator=torch.Generator().manual_seed(0)).double()
+    many = [
+        point @ sign_weights(Draws(seed).stream(), (192, 3, 64), 0.2).double().flatten(1)
+        for seed in range(300)
+    ]
+    hidden = torch.stack(many) / (0.2 * point.norm())  # of every unit normal, as of independent weights
+    assert hidden.mean(0).abs().max() < 0.3
+    assert hidden.std() == pytest.approx(1, abs=0.02)
+    assert hidden.pow(4).mean() == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize("latent", [16, 13, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # in C, if it is there, and with torch
-def test_points_pass_through_the_start_without_its_weights_in_memory(dtype):
-    start = Start((70, 3, 13), 0.2, streams=torch.stack([Draws(e).stream() for e in range(2)]))
+def test_points_pass_through_the_start_without_its_weights_in_memory(dtype, latent):
+    streams = torch.stack([Draws(e).stream() for e in range(2)])
+    start = Start((70, 3, latent), 0.2, streams=streams, signs=latent != 13)
     points = double(2, 5, 70).to(dtype)
     weights = start.weights(points)
     hidden, products = start.through(points, products=True)
     torch.testing.assert_close(hidden, torch.einsum("ebk,ekmd->ebmd", points, weights))
-    torch.testing.assert_close(products, torch.einsum("ekid,ekjd->eij", weights, weights))
+    products_of_all = torch.einsum("ekid,ekjd->eij", weights.double(), weights.double())
+    rounding = 3e-4 if dtype == torch.float32 else 1e-9  # of thousands of equal squares
+    torch.testing.assert_close(products.double(), products_of_all, atol=1e-3, rtol=rounding)
 
 
 def test_episodes_keep_the_stream_of_their_layers_and_a_fitted_head_all_of_them():
@@ -235,12 +258,16 @@ def test_episodes_keep_the_stream_of_their_layers_and_a_fitted_head_all_of_them(
 
 
 def test_layers_can_start_from_normal_numbers():
-    x, y, _, _ = task()
+    x, y, _, _ = task(dimension=40)
     still = dict(latent=16, embeddings=3, epochs=1, learning_rate=0.0)
-    uniform, normal = (DPKLHead(**still, start=s).fit(x, y).state_["weights"] for s in ("uniform", "normal"))
+    signs, uniform, normal = (
+        DPKLHead(**still, start=s).fit(x, y).state_["weights"] for s in ("signs", "uniform", "normal")
+    )
+    assert signs.std() == pytest.approx(float(normal.std()), rel=0.05)
     assert uniform.std() == pytest.approx(float(normal.std()), rel=0.05)
+    assert len(signs.abs().unique()) == 1
     assert normal.abs().max() > 1.2 * uniform.abs().max()
-    with pytest.raises(ValueError, match="use 'uniform' or 'normal'"):
+    with pytest.raises(ValueError, match="use 'signs', 'uniform' or 'normal'"):
         DPKLHead(start="zero").fit(x, y)
 
 
