@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fewshot_dpkl.heads.base import Head, State, one_hot, unit
 from fewshot_dpkl.heads.span import support_span
+from fewshot_dpkl.heads.training import native
 from fewshot_dpkl.heads.training.draws import Draws
 from fewshot_dpkl.heads.training.layers import take
 from fewshot_dpkl.heads.training.particle import normalise
@@ -58,15 +59,23 @@ class CosineHead(Head):
         gains = directions.norm(dim=-1, keepdim=True)  # E C 1
         inputs = torch.cat([span.coordinates, support.new_zeros(episodes, n, 1)], -1)  # E n r+1
 
-        self._descend(inputs, one_hot(labels, support.dtype), directions, gains, orders)
+        self._descend(inputs, labels, directions, gains, orders)
         weights = span.to_features(directions[..., :-1].transpose(-1, -2)).transpose(-1, -2)
         weights = weights + directions[..., -1:] * rest
         return {"class_weights": gains * unit(weights)}
 
     def _descend(
-        self, inputs: Tensor, targets: Tensor, directions: Tensor, gains: Tensor, orders: Tensor
+        self, inputs: Tensor, labels: Tensor, directions: Tensor, gains: Tensor, orders: Tensor
     ) -> None:
-        """SGD on `directions` `[E, C, r]` and `gains` `[E, C, 1]`, in place."""
+        """SGD on `directions` `[E, C, r]` and `gains` `[E, C, 1]`, in place; in C where it is there."""
+        if native.knows(inputs, directions, gains):
+            native.descend_cosines(
+                inputs, labels, directions, gains, orders, batch=self.batch_size,
+                learning_rate=self.learning_rate, momentum=self.momentum, dampening=self.dampening,
+                weight_decay=self.weight_decay, scale=self.scale,
+            )  # fmt: skip
+            return
+        targets = one_hot(labels, inputs.dtype)
         move_directions, move_gains = self._sgd(directions), self._sgd(gains)
         for order in orders.unbind(1):
             batches = zip(*(take(t, order).split(self.batch_size, 1) for t in (inputs, targets)), strict=True)
@@ -100,5 +109,5 @@ class CosineHead(Head):
         return move
 
     def log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
-        logits = self.scale * unit(query) @ state["class_weights"].transpose(-1, -2)
+        logits = unit(query) @ (self.scale * state["class_weights"]).transpose(-1, -2)
         return logits.log_softmax(-1)

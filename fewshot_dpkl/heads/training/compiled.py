@@ -1,4 +1,4 @@
-"""steps.c and answers.c, compiled once by the C compiler of the machine, if it has one, and kept.
+"""steps.c, answers.c and cosine.c, compiled once by the C compiler of the machine, if it has one, and kept.
 
 Without a compiler torch does the same, several times slower; `FEWSHOT_DPKL_COMPILE=0` asks for that. Why
 there is no compiled library is kept for `fewshot-dpkl info`. What is loaded was compiled by this user, for
@@ -21,7 +21,7 @@ from typing import Any
 from fewshot_dpkl.files import atomic_path, user_cache
 
 HERE = Path(__file__).parent
-SOURCES = tuple(HERE / name for name in ("steps.c", "answers.c"))
+SOURCES = tuple(HERE / name for name in ("steps.c", "answers.c", "cosine.c"))
 HEADERS = tuple(HERE / name for name in ("forms.h", "lanes.h"))
 FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-mcpu=native",))  # x86; others
@@ -47,7 +47,7 @@ _tried = threading.local()  # the outcome that a thread checks a library with
 
 
 def library() -> Any:
-    """The functions of steps.c and answers.c, or None if they cannot be had here."""
+    """The functions of the C files, or None if they cannot be had here."""
     return outcome().library
 
 

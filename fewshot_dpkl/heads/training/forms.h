@@ -90,15 +90,12 @@ static void closed_form(const Job *job, int64_t b, const float *theta, Scratch *
 {
     int64_t m = job->layers, d = job->width, classes = job->classes, k = job->particles * classes, padded = s->padded;
     float precision = job->precision;
-    if (b * m <= 8) /* a few rows: not worth transposing the class weights */
-        for (int64_t c = 0; c < k; c++) {
-            float column[8];
-            dots(b * m, d, theta + c * d, s->unit, column);
-            for (int64_t i = 0; i < b * m; i++) s->kernel[i * padded + c] = column[i];
-        }
-    else {
-        transpose(k, d, theta, s->across, padded);
-        multiply(b * m, padded, d, s->unit, d, 1, s->across, padded, s->kernel, padded, 0);
+    int64_t full = b * m <= 8 ? 0 : k % LANES > 4 ? padded : k - k % LANES; /* columns worth a product of matrices */
+    transpose(least(k, full), d, theta, s->across, padded);
+    multiply(b * m, full, d, s->unit, d, 1, s->across, padded, s->kernel, padded, 0);
+    for (int64_t c = full; c < k; c++) {
+        dots(b * m, d, theta + c * d, s->unit, s->phase);
+        for (int64_t i = 0; i < b * m; i++) s->kernel[i * padded + c] = s->phase[i];
     }
     for (int64_t i = 0; i < b; i++) {
         float *value = s->value + i * padded, *slope = s->slope + i * padded, *kernel = s->kernel + i * m * padded;
@@ -276,6 +273,17 @@ static void losses(const Job *job, int64_t b, const int64_t *labels, const int64
 static void turn(
     int64_t rows, int64_t d, const float *unit, const float *inverse, int relu, int scaled, float factor, float *gradient)
 {
+    if (d == 8 * LANES && scaled) { /* a row stays in registers */
+        for (int64_t i = 0; i < rows; i++, unit += d, gradient += d) {
+            lanes z[8], g[8], sum = {0}, other = {0};
+            UNROLLED (int v = 0; v < 8; v++) z[v] = *(const lanes *)(unit + v * LANES), g[v] = *(lanes *)(gradient + v * LANES);
+            UNROLLED (int v = 0; v < 8; v += 2) sum += z[v] * g[v], other += z[v + 1] * g[v + 1];
+            float along = total(sum + other), scale = inverse[i] * factor;
+            UNROLLED (int v = 0; v < 8; v++) g[v] = (g[v] - along * z[v]) * scale;
+            UNROLLED (int v = 0; v < 8; v++) *(lanes *)(gradient + v * LANES) = relu ? (lanes)((whole)g[v] & (z[v] > 0)) : g[v];
+        }
+        return;
+    }
     for (int64_t i = 0; i < rows; i++, unit += d, gradient += d) {
         float along = scaled ? dot(d, unit, gradient) : 0, scale = inverse[i] * factor;
         for (int64_t j = 0; j < d; j += LANES) {

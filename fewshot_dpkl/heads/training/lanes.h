@@ -65,6 +65,11 @@ static void multiply(
         int64_t i = 0;
         BLOCKS(6, VECTORS) BLOCKS(5, VECTORS) BLOCKS(4, VECTORS) BLOCKS(2, VECTORS) BLOCKS(1, VECTORS)
     }
+    if (VECTORS > 3 && j + 3 * LANES == columns) {
+        int64_t i = 0;
+        BLOCKS(6, 3) BLOCKS(5, 3) BLOCKS(4, 3) BLOCKS(2, 3) BLOCKS(1, 3)
+        return;
+    }
     for (; j < columns; j += LANES) {
         int64_t i = 0;
         BLOCKS(6, 1) BLOCKS(5, 1) BLOCKS(4, 1) BLOCKS(2, 1) BLOCKS(1, 1)
@@ -173,6 +178,7 @@ static inline lanes over_root(lanes mean, lanes square, float floor)
 #ifdef __AVX512F__ /* estimates and a step of Newton's: a third of the time of a root and a division */
     lanes inverse = (lanes)_mm512_rsqrt14_ps((__m512)(square + 1e-37f));
     inverse *= 1.5f - 0.5f * square * inverse * inverse;
+    if (floor == 0) return mean * inverse; /* known when compiled */
     lanes divisor = square * inverse + floor, estimate = (lanes)_mm512_rcp14_ps((__m512)divisor);
     return mean * (estimate * (2 - divisor * estimate));
 #else

@@ -87,6 +87,31 @@ def through_signs(
     return out, of_layers
 
 
+class Descent(ctypes.Structure):
+    """Of cosine.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_double) for name in "learning_rate momentum dampening weight_decay scale".split()),
+        *((name, ctypes.c_int64) for name in "episodes points width classes epochs batch".split()),
+        *((name, ctypes.c_void_p) for name in "labels orders inputs directions gains".split()),
+    ]
+
+
+def descend_cosines(
+    inputs: Tensor, labels: Tensor, directions: Tensor, gains: Tensor, orders: Tensor, **settings: float
+) -> None:
+    """`CosineHead._descend`, in place; `settings` are the other fields of `Descent`."""
+    wide, begun = padded(inputs), padded(directions)
+    (episodes, epochs, n), classes = orders.shape, gains.shape[1]
+    tensors = labels.long().contiguous(), orders.contiguous(), wide, begun, gains
+    names = ("labels", "orders", "inputs", "directions", "gains")
+    job = Descent(episodes=episodes, points=n, width=wide.shape[-1], classes=classes, epochs=epochs, **settings)
+    for name, tensor in zip(names, tensors, strict=True):
+        setattr(job, name, address(tensor).value)
+    call("descend_cosines", ctypes.byref(job))
+    directions.copy_(begun[..., : directions.shape[-1]])
+
+
 class Work:
     """A job and the tensors that it points to."""
 

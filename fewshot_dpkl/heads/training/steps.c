@@ -151,7 +151,7 @@ static void move_and_reach(const Job *job, int64_t e, const float *rates, int64_
     for (; j + vectors * LANES <= width; j += vectors * LANES) \
         move_columns(rows, vectors, n, width, rates, moved, direction, begun, j, s->weights, s->hidden);
 #define COLUMNS_OF(rows) \
-    case rows: COLUMNS(rows, VECTORS) COLUMNS(rows, 1) break;
+    case rows: COLUMNS(rows, 2) COLUMNS(rows, 1) break;
     switch (together ? b : 0) {
         COLUMNS_OF(0) COLUMNS_OF(1) COLUMNS_OF(2) COLUMNS_OF(3) COLUMNS_OF(4) COLUMNS_OF(5) COLUMNS_OF(6)
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot_dpkl import BLRHead, BNNHead, DBLRHead, DPKLHead
+from fewshot_dpkl import BLRHead, BNNHead, CosineHead, DBLRHead, DPKLHead
 from fewshot_dpkl.heads.training import check, compiled, native
 from tests.heads.test_heads import task
 
@@ -89,6 +89,18 @@ def test_compiled_steps_are_those_of_torch(case, calls):
     assert difference.max() < 0.05 * max(1.0, float(theirs.abs().max()))  # a unit may pass its ReLU otherwise
     still = log_proba(type(head)(**{**head.get_params(), "learning_rate": 0.0}), x, y, xq)
     assert (ours - still).abs().max() > 0.005  # and it is training that agrees
+
+
+@pytest.mark.parametrize("settings", [{}, dict(batch_size=7, momentum=0.5, weight_decay=0.1, scale=5.0)])
+def test_cosines_descend_in_c_as_in_torch(settings, calls):
+    x, y, xq = episodes()
+    head = CosineHead(**{"learning_rate": 0.3, "epochs": 12, **settings})
+    ours = log_proba(head, x, y, xq)
+    assert calls == ["descend_cosines"]
+    torch.testing.assert_close(ours.double(), log_proba(head, x.double(), y, xq.double()), atol=1e-5, rtol=0)
+    assert len(calls) == 1
+    still = log_proba(CosineHead(**{**head.get_params(), "learning_rate": 0.0}), x, y, xq)
+    assert (ours - still).abs().max() > 0.1
 
 
 def test_an_episode_does_not_depend_on_those_beside_it(calls):
