@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewshot_dpkl.heads.base import widest
 from fewshot_dpkl.heads.span import support_span
 from fewshot_dpkl.heads.training import native
 from fewshot_dpkl.heads.training.draws import Start
@@ -160,17 +159,16 @@ class SpanLayers(Points):
         check_optimizer(optimizer)
         self.adam, self.learning_rate, self.steps = optimizer == "adam", learning_rate, 0
         self.keep = 0.0 if optimizer == "sgd" else MOMENTUM  # of the directions so far
-        x = reach = widest(points)
+        self.reach = points
         if self.adam:
-            shares = x.square().mean(1)  # r_k: E D
-            reach = x * torch.where(shares > 0, shares, torch.inf).rsqrt()[:, None]  # XC
+            shares = points.square().mean(1)  # r_k: E D
+            self.reach = points * torch.where(shares > 0, shares, torch.inf).rsqrt()[:, None]  # XC
             self.shown = (shares > 0).sum(-1).clamp_min(1).to(points)  # features that are not always zero: E
         self.kernel, self.overlap = (
-            (reach @ other.transpose(-1, -2)).to(points) for other in (x, reach)
+            through(self.reach, other.mT[:, :, None])[:, :, 0].contiguous() for other in (points, self.reach)
         )  # XCXᵀ and XC²Xᵀ: E n n
-        self.reach = reach.to(points)
-        of_start, self.products_of_start = start.through(torch.cat([points, self.reach], 1), products=True)
-        self.begun, self.reached = (t.contiguous() for t in of_start.chunk(2, 1))  # XW₀, XCW₀: E n m d
+        self.begun, self.products_of_start = start.through(points, products=True)  # XW₀: E n m d
+        self.reached = start.through(self.reach)[0]  # XCW₀: E n m d
         self.values = torch.zeros_like(self.begun)  # B
         self.direction = torch.zeros_like(self.begun)  # P
         self.square = torch.zeros_like(self.begun[:, 0])  # u_j

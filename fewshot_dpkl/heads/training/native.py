@@ -29,12 +29,21 @@ FIELDS = {  # of `Job` in forms.h, in its order
     "rows columns scales": ctypes.c_void_p,
     "moved direction square theta theta_mean theta_square kappa scores drift": ctypes.c_void_p,
 }
+OF_DESCENT = {  # of `Descent` in cosine.c, in its order
+    "learning_rate momentum dampening weight_decay scale": ctypes.c_double,
+    "episodes points width classes epochs batch": ctypes.c_int64,
+    "labels orders inputs directions gains": ctypes.c_void_p,
+}
 CLOSED, FOURIER, DOT, PAIRED = range(4)
 NONE, SPAN, FREE = range(3)
 
 
+def fields_of(kinds: dict[str, Any]) -> list[Any]:
+    return [(name, kind) for names, kind in kinds.items() for name in names.split()]
+
+
 class Job(ctypes.Structure):
-    _fields_ = [(name, kind) for names, kind in FIELDS.items() for name in names.split()]  # type: ignore[misc]
+    _fields_ = fields_of(FIELDS)
 
 
 def knows(*tensors: Tensor) -> bool:
@@ -88,13 +97,7 @@ def through_signs(
 
 
 class Descent(ctypes.Structure):
-    """Of cosine.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_double) for name in "learning_rate momentum dampening weight_decay scale".split()),
-        *((name, ctypes.c_int64) for name in "episodes points width classes epochs batch".split()),
-        *((name, ctypes.c_void_p) for name in "labels orders inputs directions gains".split()),
-    ]
+    _fields_ = fields_of(OF_DESCENT)
 
 
 def descend_cosines(
@@ -103,11 +106,12 @@ def descend_cosines(
     """`CosineHead._descend`, in place; `settings` are the other fields of `Descent`."""
     wide, begun = padded(inputs), padded(directions)
     (episodes, epochs, n), classes = orders.shape, gains.shape[1]
-    tensors = labels.long().contiguous(), orders.contiguous(), wide, begun, gains
-    names = ("labels", "orders", "inputs", "directions", "gains")
-    job = Descent(episodes=episodes, points=n, width=wide.shape[-1], classes=classes, epochs=epochs, **settings)
-    for name, tensor in zip(names, tensors, strict=True):
-        setattr(job, name, address(tensor).value)
+    labels, orders = labels.long().contiguous(), orders.contiguous()
+    tensors = dict(labels=labels, orders=orders, inputs=wide, directions=begun, gains=gains)
+    job = Descent(
+        episodes=episodes, points=n, width=wide.shape[-1], classes=classes, epochs=epochs, **settings,
+        **{name: address(tensor) for name, tensor in tensors.items()},
+    )  # fmt: skip
     call("descend_cosines", ctypes.byref(job))
     directions.copy_(begun[..., : directions.shape[-1]])
 
