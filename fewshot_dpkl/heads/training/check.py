@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fewshot_dpkl.heads.cosine import CosineHead
 from fewshot_dpkl.heads.training.draws import Draws, Start
 from fewshot_dpkl.heads.training.layers import FreeLayers, Points, SpanLayers, SpanPoints
 from fewshot_dpkl.heads.training.particle import Training, answer
@@ -19,7 +20,10 @@ from fewshot_dpkl.kernels import hadamard_frequencies, hadamard_scales
 
 
 def trained() -> list[Tensor]:
-    """Log-probabilities `[E, n, P, C]` of the support points after some steps, one tensor for each model."""
+    """Log-probabilities `[E, n, P, C]` of the support points after some steps, one tensor for each model.
+
+    Of the cosine classifier, the class weights.
+    """
     random = Draws(0)
     points = torch.nn.functional.normalize(random.normal(2, 7, 40), dim=-1)
     labels, orders = torch.arange(7).expand(2, -1) % 3, torch.stack([random.orders(4, 7) for _ in range(2)])
@@ -45,4 +49,5 @@ def trained() -> list[Tensor]:
         training.run()
         hidden = layers.hidden_of_judged()
         log_rho.append(answer(hidden, training.theta, similarity, layers.values is not None))
-    return log_rho
+    cosines = CosineHead(epochs=3, learning_rate=0.3).fit_episodes(points, labels, range(2))
+    return [*log_rho, cosines["class_weights"]]
