@@ -22,7 +22,7 @@ from fewshot_dpkl.files import atomic_path, user_cache
 
 HERE = Path(__file__).parent
 SOURCES = tuple(HERE / name for name in ("steps.c", "answers.c", "cosine.c"))
-HEADERS = tuple(HERE / name for name in ("forms.h", "lanes.h"))
+HEADERS = tuple(HERE / name for name in ("moves.h", "forms.h", "lanes.h"))
 FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-mcpu=native",))  # x86; others
 PATIENCE = 60.0  # seconds that a compiler gets

@@ -19,7 +19,8 @@ typedef struct {
     const float *scales; /* ... or blocks of 4 d, see `rotate` */
     float *moved, *direction, *square; /* SPAN: E n md, E n md, E md; FREE: E D md three times */
     float *theta, *theta_mean, *theta_square; /* E PC d, the last E PC with `outside` */
-    float *kappa, *scores, *drift; /* E m m, E P P, E P P: what the last look at the particles gave */
+    float *kappa, *scores, *drift; /* E m m, E P P, E P P: what the last look at the particles gave; drift is ... */
+    float *spread; /* ... spread[P]·scores - diag(spread): E P + 1 */
 } Job;
 
 /* Memory of a step. Points are the b·m embeddings of a minibatch, then the K = P·C class weights. */

@@ -33,21 +33,20 @@ typedef int32_t whole __attribute__((vector_size(4 * LANES), aligned(4), may_ali
 
 static inline __attribute__((always_inline)) void block(
     int rows, int vectors, int64_t depth, const float *a, int64_t a_row, int64_t a_column, const float *b,
-    int64_t b_row, const float *a2, const float *b2, float *out, int64_t out_row, int add)
+    int64_t b_row, float *out, int64_t out_row, int add)
 {
     lanes sum[6][VECTORS];
     UNROLLED (int i = 0; i < rows; i++)
         UNROLLED (int v = 0; v < vectors; v++)
             sum[i][v] = add ? *(lanes *)(out + i * out_row + v * LANES) : (lanes){0};
-    for (int more = 0; more < 1 + (a2 != 0); more++, a = a2, b = b2)
-        for (int64_t k = 0; k < depth; k++) {
-            lanes right[VECTORS];
-            UNROLLED (int v = 0; v < vectors; v++) right[v] = *(const lanes *)(b + k * b_row + v * LANES);
-            UNROLLED (int i = 0; i < rows; i++) {
-                float left = a[i * a_row + k * a_column];
-                UNROLLED (int v = 0; v < vectors; v++) sum[i][v] += left * right[v];
-            }
+    for (int64_t k = 0; k < depth; k++) {
+        lanes right[VECTORS];
+        UNROLLED (int v = 0; v < vectors; v++) right[v] = *(const lanes *)(b + k * b_row + v * LANES);
+        UNROLLED (int i = 0; i < rows; i++) {
+            float left = a[i * a_row + k * a_column];
+            UNROLLED (int v = 0; v < vectors; v++) sum[i][v] += left * right[v];
         }
+    }
     UNROLLED (int i = 0; i < rows; i++)
         UNROLLED (int v = 0; v < vectors; v++) *(lanes *)(out + i * out_row + v * LANES) = sum[i][v];
 }
@@ -59,7 +58,7 @@ static void multiply(
 {
 #define BLOCKS(height, vectors) \
     for (; i + height <= rows; i += height) \
-        block(height, vectors, depth, a + i * a_row, a_row, a_column, b + j, b_row, 0, 0, out + i * out_row + j, out_row, add);
+        block(height, vectors, depth, a + i * a_row, a_row, a_column, b + j, b_row, out + i * out_row + j, out_row, add);
     int64_t j = 0;
     for (; j + VECTORS * LANES <= columns; j += VECTORS * LANES) {
         int64_t i = 0;
@@ -73,24 +72,6 @@ static void multiply(
     for (; j < columns; j += LANES) {
         int64_t i = 0;
         BLOCKS(6, 1) BLOCKS(5, 1) BLOCKS(4, 1) BLOCKS(2, 1) BLOCKS(1, 1)
-    }
-}
-
-/* out = a·b + c·d, of small square a and c [rows][rows], and b, d and out in rows of length `columns` */
-static void add_products(
-    int64_t rows, int64_t columns, const float *a, const float *b, const float *c, const float *d, float *out)
-{
-#define BOTH(height, vectors) \
-    for (; i + height <= rows; i += height) \
-        block(height, vectors, rows, a + i * rows, rows, 1, b + j, columns, c + i * rows, d + j, out + i * columns + j, columns, 0);
-    int64_t j = 0;
-    for (; j + VECTORS * LANES <= columns; j += VECTORS * LANES) {
-        int64_t i = 0;
-        BOTH(5, VECTORS) BOTH(1, VECTORS)
-    }
-    for (; j < columns; j += LANES) {
-        int64_t i = 0;
-        BOTH(5, 1) BOTH(1, 1)
     }
 }
 

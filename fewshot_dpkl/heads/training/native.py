@@ -27,7 +27,7 @@ FIELDS = {  # of `Job` in forms.h, in its order
     "learning_rate momentum second epsilon precision floor prior repulsion": ctypes.c_double,
     "labels orders inputs kernel overlap begun reached products outside shown": ctypes.c_void_p,
     "rows columns scales": ctypes.c_void_p,
-    "moved direction square theta theta_mean theta_square kappa scores drift": ctypes.c_void_p,
+    "moved direction square theta theta_mean theta_square kappa scores drift spread": ctypes.c_void_p,
 }
 OF_DESCENT = {  # of `Descent` in cosine.c, in its order
     "learning_rate momentum dampening weight_decay scale": ctypes.c_double,
@@ -212,7 +212,7 @@ def steps_of(training: Training) -> Callable[[int, int], None] | None:
     p = theta.shape[1]
     work.set(**inside, labels=training.labels.long().contiguous(), orders=training.orders.contiguous())
     work.set(kappa=theta.new_zeros(episodes, m, m), scores=theta.new_zeros(episodes, p, p))
-    work.set(drift=theta.new_zeros(episodes, p, p))
+    work.set(drift=theta.new_zeros(episodes, p, p), spread=theta.new_zeros(episodes, p + 1))
     job = work.job
     job.points, job.features, job.batch, job.epochs = n, features, training.batch_size, epochs
     job.kappa_every, job.liu_wang = training.kappa_every, training.rule == "liu-wang"
