@@ -109,6 +109,8 @@ def hadamard_scales(
 
 def hadamard_matrix(dimension: int) -> Tensor:
     """H `[d, d]` of ±1, symmetric, with HH = d·I, for a power of two d."""
+    if dimension < 1 or dimension & (dimension - 1):
+        raise ValueError(f"Hadamard's matrix of {dimension} dimensions; expected a power of two")
     hadamard = torch.ones(1, 1)
     while len(hadamard) < dimension:
         hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])

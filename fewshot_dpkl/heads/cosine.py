@@ -68,6 +68,8 @@ class CosineHead(Head):
         self, inputs: Tensor, labels: Tensor, directions: Tensor, gains: Tensor, orders: Tensor
     ) -> None:
         """SGD on `directions` `[E, C, r]` and `gains` `[E, C, 1]`, in place; in C where it is there."""
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; expected at least 1")
         if native.knows(inputs, directions, gains):
             native.descend_cosines(
                 inputs, labels, directions, gains, orders, batch=self.batch_size,

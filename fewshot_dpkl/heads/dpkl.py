@@ -13,7 +13,13 @@ from torch import Tensor
 from fewshot_dpkl.heads.base import State, unit
 from fewshot_dpkl.heads.bayesian import ParticleHead, Validation, scaled
 from fewshot_dpkl.heads.training.draws import Draws, Start
-from fewshot_dpkl.heads.training.layers import FreeLayers, Optimizer, SpanLayers, through
+from fewshot_dpkl.heads.training.layers import (
+    FreeLayers,
+    Optimizer,
+    SpanLayers,
+    rows_by_rows,
+    through,
+)
 from fewshot_dpkl.heads.training.particle import answer
 from fewshot_dpkl.heads.training.similarity import ExactKernel, FourierKernel, Similarity
 from fewshot_dpkl.heads.training.variance import SemiSupervisedTraining
@@ -68,7 +74,7 @@ class DPKLHead(ParticleHead):
         latent: d, the width of the layer.
         start: what the layers are drawn from, all of the same deviation (Glorot's): `signs` for Hadamard's
             matrix whose rows have random signs (`draws.sign_weights`), through which points pass in a
-            hundredth of the time; it wants a `latent` that is a power of two and a D twice as large, and is
+            fraction of the time; it wants a `latent` that is a power of two and a D twice as large, and is
             `uniform` where these are not so. `uniform` or `normal` for independent weights.
         optimizer: `adam`, `sgd` or `momentum`.
         kappa_every: steps between looks at κ of the layers and of the class weights, which hardly change
@@ -206,8 +212,7 @@ class DPKLHead(ParticleHead):
             return super().particle_log_proba_episodes(state, query)
         points = unit(query)
         hidden = self._start(points.shape[-1], state["start"]).through(points)[0]
-        among_support = through(points, state["reach"].mT[:, :, None])[:, :, 0]  # E q n
-        hidden = through(among_support, state["moved"], onto=hidden)
+        hidden = through(rows_by_rows(points, state["reach"]), state["moved"], onto=hidden)
         return answer(hidden, state["class_weights"], self._similarity(query), layered=True)
 
 

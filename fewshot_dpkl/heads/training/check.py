@@ -31,12 +31,13 @@ def trained() -> list[Tensor]:
     weights, theta = start.weights(points), random.normal(2, 3, 3, 19)
     class_weights = random.normal(2, 3, 3, 40)
     in_span = SpanPoints(points, class_weights)
-    narrow = Start((40, 3, 16), 0.2, streams=start.streams, signs=True)
-    scales = hadamard_scales(16, 32, generator=random.generator)
-    rotated = FourierKernel(hadamard_frequencies(scales), 16, scales)
+    of_signs = [Start((40, 3, width), 0.2, streams=start.streams, signs=True) for width in (64, 128)]
+    scales = hadamard_scales(128, 256, generator=random.generator)
+    rotated = FourierKernel(hadamard_frequencies(scales), 128, scales)
     models: list[tuple[Points, Tensor, Similarity]] = [
         (SpanLayers(points, start, "adam", 0.01), theta, FourierKernel(random.normal(40, 19), 24)),
-        (SpanLayers(points, narrow, "adam", 0.01), random.normal(2, 3, 3, 16), rotated),
+        (SpanLayers(points, of_signs[0], "adam", 0.01), random.normal(2, 3, 3, 64), ExactKernel(1.0)),
+        (SpanLayers(points, of_signs[1], "adam", 0.01), random.normal(2, 3, 3, 128), rotated),
         (SpanLayers(points, start, "adam", 0.01), theta, ExactKernel(0.1)),
         (FreeLayers(points, weights, "adam", 0.01), theta, ExactKernel(1.0)),
         (FreeLayers(points, weights, "adam", 0.01), theta, PairedProduct()),
@@ -45,7 +46,10 @@ def trained() -> list[Tensor]:
     ]
     log_rho = []
     for layers, theta, similarity in models:
-        training = Training(layers, labels, theta, similarity, orders, batch_size=3, learning_rate=0.01)
+        batch_size = 7 if theta.shape[-1] == 64 else 3
+        training = Training(
+            layers, labels, theta, similarity, orders, batch_size=batch_size, learning_rate=0.01
+        )
         training.run()
         hidden = layers.hidden_of_judged()
         log_rho.append(answer(hidden, training.theta, similarity, layers.values is not None))

@@ -98,6 +98,7 @@ static void closed_form(const Job *job, int64_t b, const float *theta, Scratch *
         dots(b * m, d, theta + c * d, s->unit, s->phase);
         for (int64_t i = 0; i < b * m; i++) s->kernel[i * padded + c] = s->phase[i];
     }
+    for (int64_t i = 0; i < b * m && full < padded; i++) memset(s->kernel + i * padded + k, 0, (padded - k) * sizeof(float));
     for (int64_t i = 0; i < b; i++) {
         float *value = s->value + i * padded, *slope = s->slope + i * padded, *kernel = s->kernel + i * m * padded;
         float *logs = s->logs + i * padded; /* first the greatest of the layers' logarithms */
@@ -307,7 +308,7 @@ static float *divide_memory(const Job *job, int64_t b, Scratch *s)
         {&s->across, layered * d * pad(k)}, {&s->kernel, 2 * points * longer}, {&s->value, b * pad(k)}, {&s->logs, b * pad(k)},
         {&s->slope, most(b * pad(k), pad(b))}, {&s->of_layers, b * pad(k)}, {&s->of_classes, b * pad(k)},
         {&s->mixed, most(layered * b * width, job->classes * p * p)}, {&s->move, layered ? most(k * d, 6 * width) : k * most(128, d * !!job->outside)},
-        {&s->weights, most(most(k, p * p), most(b * b, b * n)) + (job->layer == SPAN ? n * n + m * m : 0)},
+        {&s->weights, most(k, most(b * b, b * n)) + (job->layer == SPAN ? n * n + m * m : 0)},
         {&s->taken, most(b * (layered ? job->features : d), job->layer == SPAN ? n * width : 0)},
     };
     int64_t count = sizeof parts / sizeof *parts, total = 0;

@@ -165,10 +165,10 @@ class SpanLayers(Points):
             self.reach = points * torch.where(shares > 0, shares, torch.inf).rsqrt()[:, None]  # XC
             self.shown = (shares > 0).sum(-1).clamp_min(1).to(points)  # features that are not always zero: E
         self.kernel, self.overlap = (
-            through(self.reach, other.mT[:, :, None])[:, :, 0].contiguous() for other in (points, self.reach)
+            rows_by_rows(self.reach, other).contiguous() for other in (points, self.reach)
         )  # XCXᵀ and XC²Xᵀ: E n n
         self.begun, self.products_of_start = start.through(points, products=True)  # XW₀: E n m d
-        self.reached = start.through(self.reach)[0]  # XCW₀: E n m d
+        self.reached = start.through(self.reach)[0] if self.adam else self.begun  # XCW₀: E n m d
         self.values = torch.zeros_like(self.begun)  # B
         self.direction = torch.zeros_like(self.begun)  # P
         self.square = torch.zeros_like(self.begun[:, 0])  # u_j
@@ -209,6 +209,11 @@ def through(points: Tensor, weights: Tensor, onto: Tensor | None = None) -> Tens
     else:
         out = torch.bmm(points, wide) if onto is None else torch.baddbmm(onto, points, wide)
     return out.unflatten(-1, weights.shape[2:])
+
+
+def rows_by_rows(a: Tensor, b: Tensor) -> Tensor:
+    """Products of the rows of `[E, q, D]` with those of `[E, n, D]`: `[E, q, n]`."""
+    return through(a, b.mT[:, :, None])[:, :, 0]
 
 
 def take(rows: Tensor, order: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The same steps and answers as `particle.py`, in C (steps.c, answers.c), for float32 on a CPU.
+"""The same steps and answers as `particle.py`, in C (steps.c, answers.c, cosine.c), for float32 on a CPU.
 
 A step is some sixty operations on tensors of a few kilobytes: torch spends more time on calling them, and on
 fetching what has left the cache between two of them, than on the numbers. C takes them one episode after
@@ -109,7 +109,8 @@ def descend_cosines(
     labels, orders = labels.long().contiguous(), orders.contiguous()
     tensors = dict(labels=labels, orders=orders, inputs=wide, directions=begun, gains=gains)
     job = Descent(
-        episodes=episodes, points=n, width=wide.shape[-1], classes=classes, epochs=epochs, **settings,
+        episodes=episodes, points=n, width=wide.shape[-1], classes=classes, epochs=epochs,
+        **{**settings, "batch": min(settings["batch"], n)},
         **{name: address(tensor) for name, tensor in tensors.items()},
     )  # fmt: skip
     call("descend_cosines", ctypes.byref(job))

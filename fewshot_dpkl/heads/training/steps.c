@@ -68,7 +68,8 @@ static void look_at_kernels(const Job *job, int64_t e, Scratch *s)
             particle_kernel(m, job->liu_wang, of_layers, job->kappa + e * m * m, sorted);
     }
     float *scores = job->scores + e * p * p, *drift = job->drift + e * p * p;
-    float h = particle_kernel(p, job->liu_wang, products, scores, sorted), push = 2 * job->repulsion / p / h;
+    float h = particle_kernel(p, job->liu_wang, products, scores, sorted);
+    float push = p > 1 ? 2 * job->repulsion / p / h : 0; /* one particle has none to push */
     float *spread = job->spread + e * (p + 1), pull = spread[p] = 2 * job->prior + push * p;
     for (int64_t i = 0; i < p; i++) {
         spread[i] = 0;

@@ -20,6 +20,7 @@ CASES = {
     "random features, uniform rotations": DPKLHead(frequencies=96, rotation="uniform", **LAYER),
     "random features, narrow": DPKLHead(frequencies=48, **LAYER | dict(latent=16)),
     "random features, wide": DPKLHead(frequencies=256, batch_size=3, **LAYER | dict(latent=128)),
+    "closed form, rows of eight registers": DPKLHead(kernel="exact", batch_size=7, **LAYER | dict(latent=64)),
     "random features, wider than a rotation in C": DPKLHead(frequencies=256, **LAYER | dict(latent=256)),
     "random features, long phases": DPKLHead(frequencies=64, lengthscale=0.4, **LAYER),
     "random features, so few that values fall below the floor": DPKLHead(frequencies=16, **LAYER),
@@ -41,6 +42,7 @@ CASES = {
     "BLR": BLRHead(**SMALL),
     "BLR in all dimensions": BLRHead(span=False, **SMALL),
     "BLR, numbers that are multiples of nothing": BLRHead(particles=7, batch_size=3, **SMALL),
+    "BLR of one particle": BLRHead(particles=1, **SMALL),
     "BLR of cosines": BLRHead(cosine=True, batch_size=7, **SMALL),
     "BLR whose particles attract each other": BLRHead(repulsion=-1.0, bandwidth="liu-wang", **SMALL),
     "BNN": BNNHead(latent=24, **SMALL),
@@ -101,6 +103,13 @@ def test_cosines_descend_in_c_as_in_torch(settings, calls):
     assert len(calls) == 1
     still = log_proba(CosineHead(**{**head.get_params(), "learning_rate": 0.0}), x, y, xq)
     assert (ours - still).abs().max() > 0.1
+
+
+def test_cosines_want_minibatches_of_some_points_and_take_any_number():
+    x, y, xq, yq = task(dimension=70)
+    with pytest.raises(ValueError, match="batch_size is 0; expected at least 1"):
+        CosineHead(batch_size=0).fit(x, y)
+    assert CosineHead(batch_size=10**12, epochs=20, learning_rate=0.5).fit(x, y).score(xq, yq) > 0.5
 
 
 def test_an_episode_does_not_depend_on_those_beside_it(calls):

@@ -233,7 +233,7 @@ def test_layers_of_signs_have_signs_of_their_own_and_orthogonal_units():
 
 @pytest.mark.parametrize("latent", [16, 13, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # in C, if it is there, and with torch
-def test_points_pass_through_the_start_without_its_weights_in_memory(dtype, latent):
+def test_points_pass_through_the_start_as_through_its_weights(dtype, latent):
     streams = torch.stack([Draws(e).stream() for e in range(2)])
     start = Start((70, 3, latent), 0.2, streams=streams, signs=latent != 13)
     points = double(2, 5, 70).to(dtype)
