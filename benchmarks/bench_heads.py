@@ -145,6 +145,15 @@ def _evaluate_all(path: Path, cores: int) -> float:
     heads = {name: make_head(name) for name in HEADS if name != "bnn"}
     episodes = cores * max(head.episodes_at_once for head in heads.values())
     evaluate(heads, features, EpisodeSampler(features), episodes)
+    return high_water()
+
+
+def high_water() -> float:
+    """Megabytes of this process at their highest; on Linux `ru_maxrss` begins with those of its parent."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
