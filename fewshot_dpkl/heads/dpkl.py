@@ -210,9 +210,9 @@ class DPKLHead(ParticleHead):
     def particle_log_proba_episodes(self, state: State, query: Tensor) -> Tensor:
         if "weights" in state:
             return super().particle_log_proba_episodes(state, query)
-        points = unit(query)
-        hidden = self._start(points.shape[-1], state["start"]).through(points)[0]
-        hidden = through(rows_by_rows(points, state["reach"]), state["moved"], onto=hidden)
+        # Layers are linear and their output is scaled to length one, so queries need not be.
+        hidden = self._start(query.shape[-1], state["start"]).through(query)[0]
+        hidden = through(rows_by_rows(query, state["reach"]), state["moved"], onto=hidden)
         return answer(hidden, state["class_weights"], self._similarity(query), layered=True)
 
 

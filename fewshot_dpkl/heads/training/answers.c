@@ -2,12 +2,25 @@
 
 #include "forms.h"
 
-/* out [E][rows][columns] = (or += if add) a [E][rows][depth] · b [E][depth][columns]; columns is a multiple of LANES. */
+/* out [E][rows][columns] = a [E][rows][depth] · b [E][depth][columns], plus `onto` if there is one; columns is a
+multiple of LANES. */
 void products(
-    int64_t episodes, int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, float *out, int add)
+    int64_t episodes, int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, const float *onto,
+    float *out)
 {
-    for (int64_t e = 0; e < episodes; e++, a += rows * depth, b += depth * columns, out += rows * columns)
-        multiply(rows, columns, depth, a, depth, 1, b, columns, out, columns, add);
+    int64_t size = rows * columns;
+    for (int64_t e = 0; e < episodes; e++, a += rows * depth, b += depth * columns, out += size) {
+        if (onto) memcpy(out, onto + e * size, size * sizeof(float));
+        multiply(rows, columns, depth, a, depth, 1, b, columns, out, columns, !!onto);
+    }
+}
+
+/* out [E][m][k] = a [E][m][width] · bᵀ, b being [E][k][width]; width is a multiple of LANES. */
+void products_of_rows(
+    int64_t episodes, int64_t m, int64_t k, int64_t width, const float *a, const float *b, float *out)
+{
+    memset(out, 0, episodes * m * k * sizeof(float));
+    for (int64_t e = 0; e < episodes; e++) gram(1, m, k, width, a + e * m * width, b + e * k * width, out + e * m * k);
 }
 
 /* numpy's SFC64 */
@@ -119,4 +132,16 @@ int answer(const Job *job, int64_t rows, float *hidden, float *out)
     }
     free(memory), free(theta);
     return failed;
+}
+
+/* log p [rows][C] = log mean_p exp(log ρ [rows][P][C]) */
+void log_means(int64_t rows, int64_t particles, int64_t classes, const float *logs, float *out)
+{
+    for (int64_t i = 0; i < rows; i++, logs += particles * classes, out += classes)
+        for (int64_t c = 0; c < classes; c++) {
+            float greatest = -INFINITY, sum = 0;
+            for (int64_t p = 0; p < particles; p++) greatest = greater(greatest, logs[p * classes + c]);
+            for (int64_t p = 0; p < particles; p++) sum += expf(logs[p * classes + c] - greatest);
+            out[c] = greatest + logf(sum / particles);
+        }
 }

@@ -19,12 +19,12 @@ static void step(const Descent *job, const float *x, const int64_t *labels, cons
     float inverse[classes], scale = job->scale, along[classes];
     for (int64_t c = 0; c < classes; c++) {
         const float *v = directions + c * width;
-        inverse[c] = 1 / fmaxf(sqrtf(dot(width, v, v)), 1e-12f), along[c] = 0;
+        inverse[c] = 1 / greater(sqrtf(dot(width, v, v)), 1e-12f), along[c] = 0;
         for (int64_t i = 0; i < b; i++) cosine[i * classes + c] = dot(width, v, x + order[i] * width) * inverse[c];
     }
     for (int64_t i = 0; i < b; i++) { /* softmax; then cosine holds what is wrong with it */
         float *row = cosine + i * classes, p[classes], greatest = -INFINITY, sum = 0;
-        for (int64_t c = 0; c < classes; c++) greatest = fmaxf(greatest, row[c] * scale * gains[c]);
+        for (int64_t c = 0; c < classes; c++) greatest = greater(greatest, row[c] * scale * gains[c]);
         for (int64_t c = 0; c < classes; c++) sum += p[c] = expf(row[c] * scale * gains[c] - greatest);
         for (int64_t c = 0; c < classes; c++) {
             float residual = (p[c] / sum - (c == labels[order[i]])) * scale / b;

@@ -49,7 +49,7 @@ static void normalise(int64_t rows, int64_t d, const float *source, int relu, in
             UNROLLED (int v = 0; v < 8; v++) x[v] = *(const lanes *)(source + v * LANES);
             UNROLLED (int v = 0; v < 8; v++) x[v] = relu ? positive(x[v]) : x[v];
             UNROLLED (int v = 0; v < 8; v += 2) sum += x[v] * x[v], other += x[v + 1] * x[v + 1];
-            inverse[i] = 1 / fmaxf(sqrtf(total(sum + other)), 1e-12f);
+            inverse[i] = 1 / greater(sqrtf(total(sum + other)), 1e-12f);
             UNROLLED (int v = 0; v < 8; v++) *(lanes *)(unit + v * LANES) = x[v] * inverse[i];
         }
         return;
@@ -62,7 +62,7 @@ static void normalise(int64_t rows, int64_t d, const float *source, int relu, in
             *(lanes *)(unit + j) = x;
             sum += x * x;
         }
-        inverse[i] = scale ? 1 / fmaxf(sqrtf(total(sum)), 1e-12f) : 1;
+        inverse[i] = scale ? 1 / greater(sqrtf(total(sum)), 1e-12f) : 1;
         for (int64_t j = 0; j < d && scale; j += LANES) *(lanes *)(unit + j) *= inverse[i];
     }
 }
@@ -81,7 +81,7 @@ static void from_logs(const Job *job, int64_t b, Scratch *s)
     for (int64_t i = 0; i < b; i++)
         for (int64_t p = 0; p < job->particles; p++) {
             float *logs = s->logs + i * s->padded + p * job->classes, greatest = logs[0];
-            for (int64_t c = 1; c < job->classes; c++) greatest = fmaxf(greatest, logs[c]);
+            for (int64_t c = 1; c < job->classes; c++) greatest = greater(greatest, logs[c]);
             for (int64_t c = 0; c < job->classes; c++)
                 s->value[i * s->padded + p * job->classes + c] = expf(logs[c] -= greatest);
         }
@@ -105,7 +105,7 @@ static void closed_form(const Job *job, int64_t b, const float *theta, Scratch *
         memset(value, 0, padded * sizeof(float)), memset(logs, 0, padded * sizeof(float));
         for (int64_t l = 0; l < m && can_vanish(job); l++)
             for (int64_t c = 0; c < padded; c++)
-                logs[c] = l ? fmaxf(logs[c], precision * kernel[l * padded + c]) : precision * kernel[c];
+                logs[c] = l ? greater(logs[c], precision * kernel[l * padded + c]) : precision * kernel[c];
         for (int64_t l = 0; l < m; l++)
             for (int64_t c = 0; c < padded; c += LANES) {
                 lanes *at = (lanes *)(kernel + l * padded + c);
@@ -191,7 +191,7 @@ static void compare_waves(
 }
 
 /* An estimate can be at or below zero: below the floor it is bent into a positive branch. */
-static inline float bend(float k, float floor) { return k > floor ? k : floor * expf(fmaxf(k / floor - 1, -80)); }
+static inline float bend(float k, float floor) { return k > floor ? k : floor * expf(greater(k / floor - 1, -80)); }
 
 static void random_features_backward(
     const Job *job, int64_t which, int64_t b, int64_t stride, int64_t r, Scratch *s)
@@ -252,7 +252,7 @@ static void losses(const Job *job, int64_t b, const int64_t *labels, const int64
             float inverse = 1 / sum;
             for (int64_t c = 0; c < classes; c++) part[p * classes + c] = inverse;
             share[p] = by_logs ? s->logs[i * s->padded + p * classes + label] - logf(sum) : rho[label] * inverse;
-            best = fmaxf(best, share[p]);
+            best = greater(best, share[p]);
         }
         EACH (int64_t c = 0; c < k; c++) value[c] *= part[c];
         for (int64_t p = 0; p < particles; p++) all += share[p] = by_logs ? expf(share[p] - best) : share[p];

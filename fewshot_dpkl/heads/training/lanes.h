@@ -75,6 +75,8 @@ static void multiply(
     }
 }
 
+static inline float greater(float a, float b) { return a > b ? a : b; } /* fmaxf would be a call */
+
 static inline float total(lanes x)
 {
 #ifdef __AVX512F__
@@ -275,14 +277,14 @@ static void transpose(int64_t count, int64_t d, const float *in, float *out, int
         for (int64_t j = 0; j < d; j++) out[j * stride + c] = in[c * d + j];
 }
 
-/* ---- products between the m vectors of width d that make up every row ---- */
+/* ---- products between the m and k vectors of width d that make up every row ---- */
 
 static inline __attribute__((always_inline)) void tile(
-    int high, int wide, int64_t rows, int64_t m, int64_t d, const float *x, const float *y, float *out)
+    int high, int wide, int64_t rows, int64_t m, int64_t k, int64_t d, const float *x, const float *y, float *out)
 {
     lanes sum[5][5];
     UNROLLED (int a = 0; a < high; a++) UNROLLED (int b = 0; b < wide; b++) sum[a][b] = (lanes){0};
-    for (int64_t row = 0; row < rows; row++, x += m * d, y += m * d)
+    for (int64_t row = 0; row < rows; row++, x += m * d, y += k * d)
         for (int64_t j = 0; j < d; j += LANES) {
             lanes right[5];
             UNROLLED (int b = 0; b < wide; b++) right[b] = *(const lanes *)(y + b * d + j);
@@ -293,21 +295,21 @@ static inline __attribute__((always_inline)) void tile(
         }
     for (int a = 0; a < high; a++)
         for (int b = 0; b < wide; b++)
-            for (int i = 0; i < LANES; i++) out[a * m + b] += sum[a][b][i];
+            out[a * k + b] += total(sum[a][b]);
 }
 
-/* out[a][b] += Σ_rows x[row][a]·y[row][b]; d is a multiple of LANES. */
-static void gram(int64_t rows, int64_t m, int64_t d, const float *x, const float *y, float *out)
+/* out[a][b] += Σ_rows x[row][a]·y[row][b], m times k; d is a multiple of LANES. */
+static void gram(int64_t rows, int64_t m, int64_t k, int64_t d, const float *x, const float *y, float *out)
 {
     int64_t a = 0;
+#define TILES(high, wide) \
+    for (; b + wide <= k; b += wide) tile(high, wide, rows, m, k, d, x + a * d, y + b * d, out + a * k + b);
     for (; a + 5 <= m; a += 5) {
         int64_t b = 0;
-        for (; b + 5 <= m; b += 5) tile(5, 5, rows, m, d, x + a * d, y + b * d, out + a * m + b);
-        for (; b < m; b++) tile(5, 1, rows, m, d, x + a * d, y + b * d, out + a * m + b);
+        TILES(5, 5) TILES(5, 1)
     }
     for (; a < m; a++) {
         int64_t b = 0;
-        for (; b + 5 <= m; b += 5) tile(1, 5, rows, m, d, x + a * d, y + b * d, out + a * m + b);
-        for (; b < m; b++) tile(1, 1, rows, m, d, x + a * d, y + b * d, out + a * m + b);
+        TILES(1, 5) TILES(1, 1)
     }
 }

@@ -165,7 +165,7 @@ class SpanLayers(Points):
             self.reach = points * torch.where(shares > 0, shares, torch.inf).rsqrt()[:, None]  # XC
             self.shown = (shares > 0).sum(-1).clamp_min(1).to(points)  # features that are not always zero: E
         self.kernel, self.overlap = (
-            rows_by_rows(self.reach, other).contiguous() for other in (points, self.reach)
+            rows_by_rows(self.reach, other) for other in (points, self.reach)
         )  # XCXᵀ and XC²Xᵀ: E n n
         self.begun, self.products_of_start = start.through(points, products=True)  # XW₀: E n m d
         self.reached = start.through(self.reach)[0] if self.adam else self.begun  # XCW₀: E n m d
@@ -177,7 +177,7 @@ class SpanLayers(Points):
         return through(take(self.kernel, rows), self.values, onto=take(self.begun, rows))
 
     def hidden_of_judged(self) -> Tensor:
-        return through(self.kernel, self.values, onto=self.begun.clone())
+        return through(self.kernel, self.values, onto=self.begun)
 
     def products(self) -> Tensor:
         both = layer_products(self.values, self.reached + through(self.overlap, self.values) / 2)
@@ -201,7 +201,7 @@ class SpanLayers(Points):
 
 
 def through(points: Tensor, weights: Tensor, onto: Tensor | None = None) -> Tensor:
-    """What layers `[E, D, m, d]` make of points `[E, b, D]`, added to `onto` (used up): `[E, b, m, d]`."""
+    """What layers `[E, D, m, d]` make of points `[E, b, D]`, plus `onto` if there is one: `[E, b, m, d]`."""
     # What the m layers make of one input lies side by side, so that one matrix product serves them all.
     wide, onto = weights.flatten(2), None if onto is None else onto.flatten(2)
     if native.knows(points, weights):
@@ -213,7 +213,7 @@ def through(points: Tensor, weights: Tensor, onto: Tensor | None = None) -> Tens
 
 def rows_by_rows(a: Tensor, b: Tensor) -> Tensor:
     """Products of the rows of `[E, q, D]` with those of `[E, n, D]`: `[E, q, n]`."""
-    return through(a, b.mT[:, :, None])[:, :, 0]
+    return native.product_of_rows(a, b) if native.knows(a, b) else a @ b.mT
 
 
 def take(rows: Tensor, order: Tensor) -> Tensor:

@@ -68,13 +68,31 @@ def address(tensor: Tensor) -> ctypes.c_void_p:
 
 
 def product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
-    """`[E, rows, depth]` times `[E, depth, columns]`, added to `onto` if there is one."""
+    """`[E, rows, depth]` times `[E, depth, columns]`, plus `onto` if there is one."""
     a, wide = a.contiguous(), padded(b)
-    out = a.new_empty(*a.shape[:2], wide.shape[-1]) if onto is None else padded(onto)
+    base = None if onto is None else padded(onto)
+    out = a.new_empty(*a.shape[:2], wide.shape[-1])
     sizes = (*a.shape[:2], wide.shape[2], a.shape[2])
-    tensors = address(a), address(wide), address(out)
-    library().products(*map(ctypes.c_int64, sizes), *tensors, ctypes.c_int(onto is not None))
+    tensors = address(a), address(wide), None if base is None else address(base), address(out)
+    library().products(*map(ctypes.c_int64, sizes), *tensors)
     return out[..., : b.shape[-1]]
+
+
+def product_of_rows(a: Tensor, b: Tensor) -> Tensor:
+    """`[E, q, D]` times the transpose of `[E, n, D]`."""
+    a, b = padded(a), padded(b)
+    out = a.new_empty(*a.shape[:2], b.shape[1])
+    library().products_of_rows(*map(ctypes.c_int64, (*out.shape, a.shape[2])), *map(address, (a, b, out)))
+    return out
+
+
+def log_means(log_rho: Tensor) -> Tensor:
+    """`particle.predictive`."""
+    log_rho = log_rho.contiguous()
+    (episodes, rows, particles, classes), out = log_rho.shape, torch.empty_like(log_rho[:, :, 0])
+    sizes = map(ctypes.c_int64, (episodes * rows, particles, classes))
+    library().log_means(*sizes, address(log_rho), address(out))
+    return out
 
 
 def can_rotate(width: int, *tensors: Tensor) -> bool:
@@ -163,8 +181,7 @@ def answer(hidden: Tensor, theta: Tensor, similarity: forms.Similarity, layered:
         return None
     episodes, rows, m, _ = hidden.shape
     work = Work(theta, similarity, FREE if layered else NONE, m)
-    z = padded(hidden)
-    z = z.clone() if layered and z.data_ptr() == hidden.data_ptr() else z  # it is overwritten
+    z = padded(hidden)  # overwritten, if layered
     log_rho = hidden.new_empty(episodes, rows, *theta.shape[1:3])
     call("answer", ctypes.byref(work.job), ctypes.c_int64(rows), address(z), address(log_rho))
     return log_rho

@@ -67,7 +67,10 @@ def class_log_probabilities(z: Tensor, theta: Tensor, similarity: Similarity) ->
 
 
 def answer(hidden: Tensor, theta: Tensor, similarity: Similarity, layered: bool) -> Tensor:
-    """log ρ `[E, b, P, C]` of points by what their layers make of them, `[E, b, m, d]`; no gradients."""
+    """log ρ `[E, b, P, C]` of points by what their layers make of them, `[E, b, m, d]`; no gradients.
+
+    What layers made of points is used up.
+    """
     compiled = native.answer(hidden, theta, similarity, layered)
     if compiled is not None:
         return compiled
@@ -79,6 +82,8 @@ def answer(hidden: Tensor, theta: Tensor, similarity: Similarity, layered: bool)
 
 def predictive(log_rho: Tensor) -> Tensor:
     """log mean_p ρ^p: `[E, b, P, C]` to `[E, b, C]`."""
+    if native.knows(log_rho):
+        return native.log_means(log_rho)
     return log_rho.logsumexp(2) - math.log(log_rho.shape[2])
 
 
@@ -225,9 +230,9 @@ class Training:
         an_epoch = -(-n // self.batch_size)  # in steps
         for epoch in range(0, epochs, self.check_every):
             until = min(epoch + self.check_every, epochs)
-            for step in range(epoch * an_epoch, until * an_epoch, 25):
+            for step in range(epoch * an_epoch, until * an_epoch, 50):
                 stop_if_unwanted()
-                take_steps(step, min(step + 25, until * an_epoch))
+                take_steps(step, min(step + 50, until * an_epoch))
             hidden = layers.hidden_of_judged()[:, : truth.shape[1]]  # unlabelled points are the last
             best.offer(predictive(answer(hidden, self.theta, judge, layers.values is not None)), truth)
             if self.on_check:

@@ -20,12 +20,12 @@ static float particle_kernel(int64_t m, int liu_wang, float *products, float *ka
     if (m == 1) return kappa[0] = 1;
     for (int64_t i = 0; i < m * m; i++) {
         float distance = products[i / m * (m + 1)] + products[i % m * (m + 1)] - 2 * products[i];
-        kappa[i] = sorted[i] = i % (m + 1) ? fmaxf(distance, 0) : 0;
+        kappa[i] = sorted[i] = i % (m + 1) ? greater(distance, 0) : 0;
     }
     qsort(sorted, m * m, sizeof(float), ascending);
     int64_t first = liu_wang ? 0 : m, count = m * m - first;
     float median = (sorted[first + (count - 1) / 2] + sorted[first + count / 2]) / 2;
-    float h = fmaxf(median / logf(liu_wang ? m + 1 : m), 1.0842022e-19f);
+    float h = greater(median / logf(liu_wang ? m + 1 : m), 1.0842022e-19f);
     for (int64_t i = 0; i < m * m; i++) kappa[i] = expf(-kappa[i] / h);
     return h;
 }
@@ -37,7 +37,7 @@ static void layer_products(const Job *job, int64_t e, float *out, Scratch *s)
     memset(out, 0, m * m * sizeof(float));
     if (job->layer == FREE) {
         const float *weights = job->moved + e * job->features * m * d;
-        gram(job->features, m, d, weights, weights, out);
+        gram(job->features, m, m, d, weights, weights, out);
         return;
     }
     /* W = W₀ + CXᵀB: WᵀW = W₀ᵀW₀ + BᵀT + TᵀB with T = XCW₀ + XC²XᵀB/2 */
@@ -47,7 +47,7 @@ static void layer_products(const Job *job, int64_t e, float *out, Scratch *s)
     memcpy(t, job->reached + e * size, size * sizeof(float));
     multiply(n, m * d, n, half, n, 1, moved, m * d, t, m * d, 1);
     memset(both, 0, m * m * sizeof(float));
-    gram(n, m, d, moved, t, both);
+    gram(n, m, m, d, moved, t, both);
     for (int64_t i = 0; i < m * m; i++)
         out[i] = job->products[e * m * m + i] + both[i] + both[i % m * m + i / m];
 }
@@ -59,7 +59,7 @@ static void look_at_kernels(const Job *job, int64_t e, Scratch *s)
     const float *theta = job->theta + e * p * size;
     if (job->outside) memcpy(products, job->outside + e * p * p, sizeof products);
     else memset(products, 0, sizeof products);
-    gram(1, p, size, theta, theta, products);
+    gram(1, p, p, size, theta, theta, products);
     if (job->layer != NONE) {
         layer_products(job, e, of_layers, s);
         if (job->form == PAIRED)
@@ -111,7 +111,7 @@ static void step_with_layers(
         for (int64_t c = 0; c < b * s->padded; c++) {
             float raw = s->value[c] / r;
             s->value[c] = bend(raw, job->floor);
-            s->slope[c] = 1 / fmaxf(raw, job->floor) / r;
+            s->slope[c] = 1 / greater(raw, job->floor) / r;
         }
     } else if (job->form == PAIRED)
         paired(job, b, theta, s);
@@ -140,7 +140,7 @@ static void step_without_layers(const Job *job, int64_t e, int64_t b, const int6
     float *theta = job->theta + e * k * d, *drift = s->mixed, *a = s->of_layers;
     for (int64_t i = 0; i < b; i++) memcpy(s->taken + i * d, inputs + order[i] * d, d * sizeof(float));
     for (int64_t c = 0; c < k; c++) {
-        s->inverse[c] = job->unit ? 1 / fmaxf(sqrtf(dot(d, theta + c * d, theta + c * d)), 1e-12f) : 1;
+        s->inverse[c] = job->unit ? 1 / greater(sqrtf(dot(d, theta + c * d, theta + c * d)), 1e-12f) : 1;
         dots(b, d, theta + c * d, s->taken, s->slope); /* of every point with this class weight */
         for (int64_t i = 0; i < b; i++) s->kernel[i * s->padded + c] = s->slope[i] * s->inverse[c];
     }

@@ -93,6 +93,25 @@ def test_compiled_steps_are_those_of_torch(case, calls):
     assert (ours - still).abs().max() > 0.005  # and it is training that agrees
 
 
+@pytest.mark.parametrize("width", [16, 70])
+def test_products_are_those_of_torch_and_leave_their_arguments_alone(width, calls):
+    random = np.random.default_rng(0)
+    a, b, onto = (
+        torch.tensor(random.normal(size=size)).float() for size in ((3, 7, width), (3, 11, width), (3, 7, 11))
+    )
+    before = onto.clone()
+    torch.testing.assert_close(native.product_of_rows(a, b), a @ b.mT, atol=1e-5, rtol=0)
+    torch.testing.assert_close(native.product(a, b.mT), a @ b.mT, atol=1e-5, rtol=0)
+    torch.testing.assert_close(native.product(a, b.mT, onto), a @ b.mT + onto, atol=1e-5, rtol=0)
+    assert torch.equal(onto, before)
+
+
+def test_the_mean_of_probabilities_far_apart_keeps_their_logarithms(calls):
+    logs = torch.tensor([[-1.0, -900.0], [-300.0, -1000.0]])[None, None]  # E b P C
+    expected = torch.tensor([-1.0, -900.0])[None, None] - np.log(2)
+    torch.testing.assert_close(native.log_means(logs), expected)
+
+
 @pytest.mark.parametrize("settings", [{}, dict(batch_size=7, momentum=0.5, weight_decay=0.1, scale=5.0)])
 def test_cosines_descend_in_c_as_in_torch(settings, calls):
     x, y, xq = episodes()
