@@ -5,7 +5,7 @@
 
 Every run goes on from the shipped weights, with class weights from the class means, a first block that
 learns no more and products in bfloat16. Prints 5-way accuracy of the nearest class mean at one and five
-shots, mirror images included, before and after, paired with the cross-entropy alone.
+shots, with all looks of the shipped backbone, before and after, paired with the cross-entropy alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fewshot_dpkl import CentroidHead, EpisodeSampler, FeatureSet, HeadResult, evaluate, paired_difference
 from fewshot_dpkl.backbones import Recipe, Stage, extract_features, load_backbone
+from fewshot_dpkl.backbones.augment import random_crops
 from fewshot_dpkl.backbones.batches import batches
 from fewshot_dpkl.backbones.extract import Extractor
 from fewshot_dpkl.backbones.head import prototype_loss
@@ -71,7 +72,31 @@ def whole(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
     return plain(training, pictures, targets)
 
 
-LOSSES: dict[str, Loss] = {loss.__name__: loss for loss in (plain, whole, prototypes, rotation, distillation)}
+def mixup(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of pictures mixed in pairs, before a block drawn by lot (Verma et al., 2019)."""
+    blocks = training.model.backbone.blocks
+    order, share = torch.randperm(len(targets)), float(torch.rand(3).median())  # as Beta(2, 2)
+    here, x = int(torch.randint(len(blocks), ())), pictures
+    with torch.autocast("cpu", torch.bfloat16):
+        for number, block in enumerate(blocks):
+            if number == here:
+                x = torch.lerp(x[order], x, share).contiguous(memory_format=torch.channels_last)
+            x = block(x)
+    scores = training.model.head(x.float())
+    return share * F.cross_entropy(scores, targets) + (1 - share) * F.cross_entropy(scores, targets[order])
+
+
+def views(training: Training, pictures: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the mean map of four crops of a picture, for a quarter of the batch."""
+    quarter = len(pictures) // 4
+    crops = random_crops(pictures[:quarter].repeat_interleave(4, 0), pictures.shape[2], (0.6, 1.0))
+    _, maps = training.model(crops.contiguous(memory_format=torch.channels_last))
+    return F.cross_entropy(training.model.head(maps.unflatten(0, (-1, 4)).mean(1)), targets[:quarter])
+
+
+LOSSES: dict[str, Loss] = {
+    loss.__name__: loss for loss in (plain, whole, prototypes, rotation, distillation, mixup, views)
+}
 
 
 def train(
@@ -80,8 +105,9 @@ def train(
     """The averaged backbone after `count` pictures of 84 pixels, at rates that end at zero."""
     epochs = -(-count // len(labels))
     together = loss is prototypes  # four pictures of a class stand together
+    batch_size = 64 if together or loss is views else 32
     recipe = Recipe(
-        stages=(Stage(epochs, 84, 64 if together else 32, frozen=1),),
+        stages=(Stage(epochs, 84, batch_size, frozen=1),),
         lr=rate / 5,
         filter_lr=rate,
         warmup=0.05,
@@ -104,7 +130,6 @@ def train(
     if loss is distillation:
         training.model.teacher = copy.deepcopy(training.model).eval().requires_grad_(False)
     layer = torch.optim.AdamW(extra, lr=2e-3) if extra else None
-    batch_size = recipe.stages[0].batch_size
     steps = count // batch_size
     for step, (pictures, targets) in enumerate(each(pixels, labels, recipe, steps)):
         if step % (len(labels) // batch_size) == 0:
@@ -132,9 +157,9 @@ def each(
             yield batch
 
 
-def results(backbone: nn.Module, pixels: np.ndarray, labels: np.ndarray) -> list[HeadResult]:
+def results(backbone: Extractor, pixels: np.ndarray, labels: np.ndarray) -> list[HeadResult]:
     """Of the nearest class mean at one and at five shots."""
-    rows = extract_features(Extractor(backbone, 84, 84, mirror=True), pixels)
+    rows = extract_features(backbone, pixels)
     features = FeatureSet.from_arrays(rows, labels)
     samplers = (EpisodeSampler(features, shot=shot, query=15, seed=1) for shot in (1, 5))
     return [evaluate({"": CentroidHead()}, features, sampler, 1000)[""] for sampler in samplers]
@@ -167,8 +192,9 @@ def main() -> None:
         val = open_split(dataset, "val", arguments.data_root)
         pixels = load_pixels(base, 84 if dataset == "mini-imagenet" else 96)
         chosen = spread_per_class(val.labels, 60 if dataset == "mini-imagenet" else 30)
-        asked = load_pixels(val, 84)[chosen], val.labels[chosen]
-        before = results(load_backbone(f"conv4-{dataset}").module, *asked)
+        shipped = load_backbone(f"conv4-{dataset}")
+        asked = load_pixels(val, shipped.resize)[chosen], val.labels[chosen]
+        before = results(shipped, *asked)
         print(row(f"{dataset} | nothing: the shipped weights", before, before), flush=True)
         for seed in arguments.seeds:
             alone = before
@@ -176,7 +202,7 @@ def main() -> None:
                 trained = train(
                     dataset, LOSSES[name], pixels, base.labels, arguments.pictures, arguments.rate, seed
                 )
-                found = results(trained, *asked)
+                found = results(shipped.like(trained), *asked)
                 alone = found if name == "plain" else alone
                 print(row(f"{dataset} | {name}, seed {seed}", found, alone), flush=True)
 

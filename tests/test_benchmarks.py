@@ -12,9 +12,12 @@ from benchmarks import (
     study_dpkl,
     study_reference,
     study_suggest,
+    study_training,
     study_unlabelled,
 )
 from fewshot_dpkl import DPKLHead, EpisodeSampler, evaluate, make_head
+from fewshot_dpkl.backbones import Recipe, Stage, build
+from fewshot_dpkl.backbones.state import Training
 from tests.heads.test_heads import quick
 
 
@@ -110,3 +113,22 @@ def test_suggestions_begin_where_random_choice_does(clusters):
     found = study_suggest.curves(clusters, "centroid", 4, 2, 5, seed=0)
     assert found.shape == (2, 4)
     assert found[0, 0] == found[1, 0]
+
+
+def test_other_losses_are_the_plain_one_where_nothing_is_mixed_or_cropped(monkeypatch):
+    recipe = Recipe(stages=(Stage(1, 32, 8),), precision="bfloat16")
+    pictures = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(8) % 3
+
+    def loss(kind, count=8):
+        training = Training(build("conv4"), 3, recipe, torch.device("cpu"))
+        training.model.train()
+        return kind(training, pictures[:count], targets[:count]).item()
+
+    monkeypatch.setattr(study_training, "random_crops", lambda images, size, area: images)
+    assert loss(study_training.views) == pytest.approx(loss(study_training.plain, 2), rel=0.01)
+    half = loss(study_training.mixup)
+    for share in (torch.ones, torch.zeros):  # the other picture of a pair is none of it, or all
+        monkeypatch.setattr(study_training.torch, "rand", share)
+        assert loss(study_training.mixup) == pytest.approx(loss(study_training.plain), rel=0.01)
+    assert half != pytest.approx(loss(study_training.plain), rel=0.01)
