@@ -8,23 +8,34 @@ Widths (`width`, and `features` without a layer) are multiples of LANES: what pa
 
 /* ---- κ ---- */
 
-static int ascending(const void *a, const void *b)
+/* The one of n values (reordered) that k others come before in ascending order, by Hoare's FIND. */
+static float value_at(int64_t k, int64_t n, float *values)
 {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
+    for (int64_t low = 0, high = n - 1; low < high;) {
+        int64_t i = low, j = high;
+        for (float pivot = values[k]; i <= j;) {
+            while (values[i] < pivot) i++;
+            while (values[j] > pivot) j--;
+            if (i > j) break;
+            float swapped = values[i];
+            values[i++] = values[j], values[j--] = swapped;
+        }
+        if (j < k) low = i;
+        if (k < i) high = j;
+    }
+    return values[k];
 }
 
 /* From the products of m particles (overwritten): κ, and its bandwidth by the median heuristic, see particles.py. */
-static float particle_kernel(int64_t m, int liu_wang, float *products, float *kappa, float *sorted)
+static float particle_kernel(int64_t m, int liu_wang, float *products, float *kappa, float *values)
 {
     if (m == 1) return kappa[0] = 1;
     for (int64_t i = 0; i < m * m; i++) {
         float distance = products[i / m * (m + 1)] + products[i % m * (m + 1)] - 2 * products[i];
-        kappa[i] = sorted[i] = i % (m + 1) ? greater(distance, 0) : 0;
+        kappa[i] = values[i] = i % (m + 1) ? greater(distance, 0) : 0;
     }
-    qsort(sorted, m * m, sizeof(float), ascending);
-    int64_t first = liu_wang ? 0 : m, count = m * m - first;
-    float median = (sorted[first + (count - 1) / 2] + sorted[first + count / 2]) / 2;
+    int64_t first = liu_wang ? 0 : m, count = m * m - first; /* zeros of the diagonal come first */
+    float median = (value_at(first + (count - 1) / 2, m * m, values) + value_at(first + count / 2, m * m, values)) / 2;
     float h = greater(median / logf(liu_wang ? m + 1 : m), 1.0842022e-19f);
     for (int64_t i = 0; i < m * m; i++) kappa[i] = expf(-kappa[i] / h);
     return h;
@@ -55,7 +66,7 @@ static void layer_products(const Job *job, int64_t e, float *out, Scratch *s)
 static void look_at_kernels(const Job *job, int64_t e, Scratch *s)
 {
     int64_t m = job->layers, p = job->particles, size = job->classes * job->width;
-    float products[p * p], sorted[most(m * m, p * p)], of_layers[m * m];
+    float products[p * p], values[most(m * m, p * p)], of_layers[m * m];
     const float *theta = job->theta + e * p * size;
     if (job->outside) memcpy(products, job->outside + e * p * p, sizeof products);
     else memset(products, 0, sizeof products);
@@ -65,10 +76,10 @@ static void look_at_kernels(const Job *job, int64_t e, Scratch *s)
         if (job->form == PAIRED)
             for (int64_t i = 0; i < p * p; i++) products[i] += of_layers[i];
         else
-            particle_kernel(m, job->liu_wang, of_layers, job->kappa + e * m * m, sorted);
+            particle_kernel(m, job->liu_wang, of_layers, job->kappa + e * m * m, values);
     }
     float *scores = job->scores + e * p * p, *drift = job->drift + e * p * p;
-    float h = particle_kernel(p, job->liu_wang, products, scores, sorted);
+    float h = particle_kernel(p, job->liu_wang, products, scores, values);
     float push = p > 1 ? 2 * job->repulsion / p / h : 0; /* one particle has none to push */
     float *spread = job->spread + e * (p + 1), pull = spread[p] = 2 * job->prior + push * p;
     for (int64_t i = 0; i < p; i++) {
