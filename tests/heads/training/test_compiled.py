@@ -107,8 +107,8 @@ def test_products_are_those_of_torch_and_leave_their_arguments_alone(width, call
 
 
 def test_the_mean_of_probabilities_far_apart_keeps_their_logarithms(calls):
-    logs = torch.tensor([[-1.0, -900.0], [-300.0, -1000.0]])[None, None]  # E b P C
-    expected = torch.tensor([-1.0, -900.0])[None, None] - np.log(2)
+    logs = torch.tensor([[-1.0, -900.0, -np.inf], [-300.0, -1000.0, -np.inf]])[None, None]  # E b P C
+    expected = torch.tensor([-1.0, -900.0, -np.inf])[None, None] - np.log(2)
     torch.testing.assert_close(native.log_means(logs), expected)
 
 
