@@ -139,7 +139,7 @@ void log_means(int64_t rows, int64_t particles, int64_t classes, const float *lo
 {
     for (int64_t i = 0; i < rows; i++, logs += particles * classes, out += classes)
         for (int64_t c = 0; c < classes; c++) {
-            float greatest = -3e38f, sum = 0;
+            float greatest = -3e38f, sum = 0; /* not -INFINITY: less itself it is no number */
             for (int64_t p = 0; p < particles; p++) greatest = greater(greatest, logs[p * classes + c]);
             for (int64_t p = 0; p < particles; p++) sum += expf(logs[p * classes + c] - greatest);
             out[c] = greatest + logf(sum / particles);
